@@ -10,7 +10,7 @@ from thalweg.bench.comparison import TrainingRun, row_of, row_of_failure
 from thalweg.bench.scenario import Scenario, Target
 from thalweg.facts import Cluster
 from thalweg.lab import Event
-from thalweg.lab.event_runner import AppliedEvent
+from thalweg.lab.event import AppliedEvent
 from thalweg.workloads import parse_job
 
 EVENT = Event(action="cut", at_step=4, rack=0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+from dataclasses import asdict
 from threading import Event
 from time import sleep
 from typing import Any, NoReturn
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.doctor.patients import facts
-from thalweg.doctor import Finding, bandwidth, name_resolution, processor
+from thalweg.doctor import Finding, bandwidth, limits, name_resolution
 from thalweg.doctor.environment import shown, version_findings
 from thalweg.doctor.finding import RankFacts, ranks_and_hosts, summed_up
 from thalweg.doctor.limits import buffers_for, files_needed
@@ -234,8 +235,8 @@ def test_a_product_that_kills_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         os.kill(os.getpid(), signal.SIGILL)
         return True
 
-    monkeypatch.setattr(processor, "product_is_right", die)
-    found = processor.bfloat16()
+    monkeypatch.setattr(limits, "product_is_right", die)
+    found = limits.bfloat16()
     assert found.verdict == "fail"
     assert "dies of SIGILL" in found.detail
     assert "ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16" in found.remedy
@@ -246,22 +247,22 @@ def test_a_product_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
         sleep(60)
         return True
 
-    monkeypatch.setattr(processor, "product_is_right", hang)
-    monkeypatch.setattr(processor, "CHILD_TIMEOUT_SECONDS", 0.1)
-    assert "hangs" in processor.bfloat16().detail
+    monkeypatch.setattr(limits, "product_is_right", hang)
+    monkeypatch.setattr(limits, "CHILD_TIMEOUT_SECONDS", 0.1)
+    assert "hangs" in limits.bfloat16().detail
 
 
 def test_threads_of_all_workers_of_a_host_share_its_cores() -> None:
     ranks = [facts(r, f"host{r // 4}", cores=8, threads=4 if r < 4 else 2) for r in range(8)]
-    [found] = processor.threads(ranks)
+    [found] = limits.threads(ranks)
     assert (found.verdict, found.hosts, found.ranks) == ("warn", ("host0",), (0, 1, 2, 3))
     assert found.remedy == "set OMP_NUM_THREADS=2"
 
 
 def test_workers_with_cores_of_their_own_do_not_share_them() -> None:
     ranks = [facts(r, "a", cores=4, threads=4, cpus=f"{15 << 4 * r:x}") for r in range(3)]
-    assert [f.verdict for f in processor.threads(ranks)] == ["ok"]
-    assert [f.verdict for f in processor.threads([*ranks, ranks[0]])] == ["warn"]
+    assert [f.verdict for f in limits.threads(ranks)] == ["ok"]
+    assert [f.verdict for f in limits.threads([*ranks, ranks[0]])] == ["warn"]
 
 
 # Facts, findings
@@ -269,7 +270,7 @@ def test_workers_with_cores_of_their_own_do_not_share_them() -> None:
 
 def test_facts_survive_another_version() -> None:
     mine = facts(3, versions={"thalweg": "1"})
-    assert RankFacts.unpacked(mine.packed()) == mine
+    assert RankFacts.unpacked(asdict(mine)) == mine
     assert RankFacts.unpacked({"rank": 3, "from the future": 1}) == RankFacts(rank=3)
 
 

@@ -11,51 +11,59 @@ from time import time
 import pytest
 
 from thalweg.doctor.finding import RankFacts
-from thalweg.doctor.ping import PING_OK, ping, ping_all, reason, send_flow
-from thalweg.doctor.ping_server import PING_HELLO_STRUCT, PINGS_REQUEST, Listener
+from thalweg.doctor.ping import (
+    PING_HELLO_STRUCT,
+    PING_OK,
+    PINGS_REQUEST,
+    PingServer,
+    ping,
+    ping_all,
+    reason,
+    send_flow,
+)
 
 HERE = "127.0.0.1"
 PATIENCE = 5.0
 
 
-def peer(listener: Listener, rank: int = 1) -> RankFacts:
-    return RankFacts(rank=rank, address=HERE, port=listener.port, token=listener.token)
+def peer(server: PingServer, rank: int = 1) -> RankFacts:
+    return RankFacts(rank=rank, address=HERE, port=server.port, token=server.token)
 
 
 def test_a_round_trip_and_the_others_clock() -> None:
-    with Listener(1, HERE, clock=lambda: time() - 40) as listener:
-        call = ping(0, peer(listener), PATIENCE)
+    with PingServer(1, HERE, clock=lambda: time() - 40) as server:
+        call = ping(0, peer(server), PATIENCE)
     assert (call.caller, call.peer, call.outcome) == (0, 1, PING_OK)
     assert 0 < call.round_trip < 1
     assert abs(call.ahead + 40) <= call.round_trip
 
 
 def test_a_flow_has_a_rate_and_ends() -> None:
-    with Listener(1, HERE) as listener:
-        rate = send_flow(peer(listener), 0.2, PATIENCE)
+    with PingServer(1, HERE) as server:
+        rate = send_flow(peer(server), 0.2, PATIENCE)
     assert rate is not None
     assert rate > 1e6
 
 
 @pytest.mark.parametrize("change", [{"token": "0" * 32}, {"rank": 2}])
 def test_who_answers_as_another_is_a_stranger(change: dict[str, str | int]) -> None:
-    with Listener(1, HERE) as listener:
-        wrong = replace(peer(listener), **change)  # type: ignore[arg-type]
+    with PingServer(1, HERE) as server:
+        wrong = replace(peer(server), **change)  # type: ignore[arg-type]
         assert ping(0, wrong, PATIENCE).outcome == "somebody else has that address here"
         assert send_flow(wrong, 0.1, PATIENCE) is None
 
 
 def test_a_stranger_gets_nothing() -> None:
-    with Listener(1, HERE) as listener:
+    with PingServer(1, HERE) as server:
         for said in (
             b"GET / HTTP/1.1\r\n" * 9,
             PING_HELLO_STRUCT.pack(b"x" * 32, PINGS_REQUEST, 0.0),
         ):
-            with socket.create_connection((HERE, listener.port), timeout=PATIENCE) as stranger:
+            with socket.create_connection((HERE, server.port), timeout=PATIENCE) as stranger:
                 stranger.sendall(said)
                 with suppress(ConnectionResetError):
                     assert stranger.recv(1) == b""
-        assert ping(0, peer(listener), PATIENCE).outcome == PING_OK  # and others are served
+        assert ping(0, peer(server), PATIENCE).outcome == PING_OK  # and others are served
 
 
 def test_refused_silent_and_ended() -> None:
@@ -83,11 +91,11 @@ def test_reasons_have_names(error: OSError, words: str) -> None:
 
 
 def test_many_at_once() -> None:
-    listeners = [Listener(rank, HERE) for rank in range(40)]
-    for listener in listeners:
-        listener.__enter__()
-    pings = ping_all(99, [peer(listener, rank) for rank, listener in enumerate(listeners)])
-    for listener in listeners:
-        listener.__exit__(None, None, None)
+    servers = [PingServer(rank, HERE) for rank in range(40)]
+    for server in servers:
+        server.__enter__()
+    pings = ping_all(99, [peer(server, rank) for rank, server in enumerate(servers)])
+    for server in servers:
+        server.__exit__(None, None, None)
     assert [call.outcome for call in pings] == [PING_OK] * 40
     assert [call.peer for call in pings] == list(range(40))

@@ -9,13 +9,14 @@ import pytest
 from thalweg.errors import LabError
 from thalweg.facts import Cluster, Host, Link, Rack
 from thalweg.lab.addressing import (
+    FAR_MAC,
     GATEWAY,
     MAX_HOSTS_PER_RACK,
     MAX_LAB_RACKS,
+    NEAR_MAC,
     SPINE_ADDRESS,
     Port,
     Wiring,
-    mac,
     prefix,
 )
 
@@ -121,10 +122,13 @@ def test_the_host_table_has_everybody() -> None:
 
 def test_each_direction_of_a_link_is_shaped_where_it_leaves() -> None:
     wiring = wired(2, 2)
-    assert wiring.port(Link("nic", "host3", "out")) == Port("thalweg.lab1.host3", "eth0")
-    assert wiring.port(Link("nic", "host3", "in")) == Port(wiring.rack(1), "h1")
-    assert wiring.port(Link("uplink", "rack1", "out")) == Port(wiring.rack(1), "up")
-    assert wiring.port(Link("uplink", "rack1", "in")) == Port(wiring.spine, "r1")
+    host, rack = Port("thalweg.lab1.host3", "eth0", "10.84.1.2"), wiring.rack(1)
+    host_side = Port(rack, "h1", "10.85.1.1")
+    assert wiring.ends(Link("nic", "host3", "out")) == (host, host_side)
+    assert wiring.ends(Link("nic", "host3", "in")) == (host_side, host)
+    up, spine = Port(rack, "up", "10.85.1.1"), Port(wiring.spine, "r1", SPINE_ADDRESS)
+    assert wiring.ends(Link("uplink", "rack1", "out")) == (up, spine)
+    assert wiring.ends(Link("uplink", "rack1", "in")) == (spine, up)
 
 
 def test_two_ports_for_every_cable_and_none_twice() -> None:
@@ -135,9 +139,8 @@ def test_two_ports_for_every_cable_and_none_twice() -> None:
     assert len(set(ports)) == len(ports)
     assert all(len(port.device) <= 15 for port in ports)  # as the kernel wants it
     links = [*wiring.cluster.rates(), *(Link("uplink", f"rack{n}", "out") for n in range(3))]
-    assert {wiring.port(link) for link in links} <= set(ports)
-    for cable in cables:
-        assert mac(cable.near, cable) != mac(cable.far, cable)
+    assert {port for link in links for port in wiring.ends(link)} <= set(ports)
+    assert NEAR_MAC != FAR_MAC
 
 
 def test_a_rack_reaches_its_hosts_and_the_spine_every_rack() -> None:

@@ -16,7 +16,7 @@ from tests.conftest import LabOf
 from thalweg.errors import LabError, WorkerFailed
 from thalweg.facts import Duration, Link
 from thalweg.lab import Event, Lab
-from thalweg.lab.event_runner import EventRunner
+from thalweg.lab.event import EventRunner
 from thalweg.lab.namespaces import delete
 from thalweg.launch.place import WorkerControl
 from thalweg.launch.supervisor import ignore, run_workers

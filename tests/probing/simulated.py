@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from random import Random
 
 from thalweg.facts import Cluster, Link
-from thalweg.probing.network import HostInfo, ProbeFlow
+from thalweg.probing.coordinator import HostInfo, ProbeCoordinator, ProbeFlow
 
 
-class Simulated:
-    """`hop` is what crossing an uplink adds to a round trip of 100 us; `noise` the spread of rates,
+class Simulated(ProbeCoordinator):
+    """A network whose hosts are on machines of their own.
+
+    `hop` is what crossing an uplink adds to a round trip of 100 us; `noise` the spread of rates,
     and `jitter` that of round trips, as shares."""
 
     def __init__(
@@ -31,12 +33,12 @@ class Simulated:
         self._hop = hop
         self._at_once = at_once
         self._draw = Random(seed)
-        self._ranks = [host.ranks[0] for host in sorted(cluster.hosts, key=lambda h: h.ranks)]
+        hosts = sorted(cluster.hosts, key=lambda host: host.ranks)
+        self.host_infos = [
+            HostInfo(name=host.name, machine=host.name, cores=1, ranks=host.ranks) for host in hosts
+        ]
+        self.measurements = 0
         self._rates = {link: rate.bits_per_second for link, rate in cluster.rates().items()}
-
-    @property
-    def size(self) -> int:
-        return len(self._ranks)
 
     @property
     def at_once(self) -> int:
@@ -44,22 +46,27 @@ class Simulated:
 
     def round_trip(self, source: int, target: int) -> float:
         self.pings += 1
-        across = self.cluster.rack(self._ranks[source]) is not self.cluster.rack(
-            self._ranks[target]
-        )
+        self.measurements += 1
+        racks = [self.cluster.rack(self._first_rank(host)) for host in (source, target)]
+        across = racks[0] is not racks[1]
         return (1e-4 + self._hop * across) * (1 + self._jitter * self._draw.random())
 
     def rates(self, flows: Sequence[ProbeFlow], *, short: bool = False) -> list[float]:
         self.tests += 1
+        self.measurements += 1
         busy = [host for flow in flows for host in flow]
         assert len(busy) == len(set(busy)), flows
         paths = [
-            self.cluster.path(self._ranks[flow.source], self._ranks[flow.target]) for flow in flows
+            self.cluster.path(self._first_rank(flow.source), self._first_rank(flow.target))
+            for flow in flows
         ]
         return [
             rate * (1 + self._noise * self._draw.uniform(-1, 1))
             for rate in max_min_fair([list(path) for path in paths], self._rates)
         ]
+
+    def round_trip_of_ranks(self, one: int, other: int) -> float:
+        return 2e-5
 
 
 def max_min_fair(paths: list[list[Link]], rates: dict[Link, float]) -> list[float]:
@@ -82,21 +89,3 @@ def max_min_fair(paths: list[list[Link]], rates: dict[Link, float]) -> list[floa
                         left[link] -= shares[tightest]
         del left[tightest]
     return [found[i] for i in range(len(paths))]
-
-
-class SimulatedSurvey(Simulated):
-    """With a station for each host, all on machines of their own."""
-
-    @property
-    def host_infos(self) -> list[HostInfo]:
-        hosts = sorted(self.cluster.hosts, key=lambda host: host.ranks)
-        return [
-            HostInfo(name=host.name, machine=host.name, cores=1, ranks=host.ranks) for host in hosts
-        ]
-
-    @property
-    def measurements(self) -> int:
-        return self.tests + self.pings
-
-    def round_trip_of_ranks(self, one: int, other: int) -> float:
-        return 2e-5

@@ -12,9 +12,8 @@ from tests.threads import run_threads
 from thalweg.errors import PeerFailed, PeerLate
 from thalweg.members.abort import AbortFlag
 from thalweg.probing import coordinator
-from thalweg.probing.coordinator import Effort, ProbeCoordinator, serve
+from thalweg.probing.coordinator import Effort, ProbeCoordinator, ProbeFlow, serve
 from thalweg.probing.flow import ProbeMessenger
-from thalweg.probing.network import ProbeFlow
 from thalweg.transports import Transport
 
 QUICK = Effort(pings=5, short=0.05, long=0.1)

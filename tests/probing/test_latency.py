@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from tests.probing.simulated import Simulated
 from thalweg.facts import Cluster
-from thalweg.probing.cluster_builder import added_by_uplinks
 from thalweg.probing.racks import racks_by_latency, widest_gap
+from thalweg.probing.result import added_by_uplinks
 
 SIZES = st.lists(st.integers(2, 5), min_size=2, max_size=5)
 

@@ -39,9 +39,10 @@ def test_uplinks_that_limit_are_measured(sizes: list[int], factor: float) -> Non
     network, racks = Simulated(cluster), wanted(cluster)
     for uplink in measure_uplinks(network, racks, measure_nics(network, racks)):
         assert uplink is not None
-        for direction in (uplink.out, uplink.into):
-            assert direction.full
-            assert direction.rate == pytest.approx(factor * 100 * MBIT, rel=0.05)
+        assert uplink.out_full
+        assert uplink.into_full
+        for rate in (uplink.out, uplink.into):
+            assert rate == pytest.approx(factor * 100 * MBIT, rel=0.05)
 
 
 def test_four_flows_find_what_two_cannot() -> None:
@@ -51,11 +52,11 @@ def test_four_flows_find_what_two_cannot() -> None:
     assert first is not None
     assert second is not None
     assert third is not None
-    assert first.out.full
-    assert first.out.rate == pytest.approx(200 * MBIT, rel=0.03)
+    assert first.out_full
+    assert first.out == pytest.approx(200 * MBIT, rel=0.03)
     assert not second.limits
-    assert second.out.rate == pytest.approx(400 * MBIT, rel=0.03)
-    assert third.into.rate == pytest.approx(250 * MBIT, rel=0.03)
+    assert second.out == pytest.approx(400 * MBIT, rel=0.03)
+    assert third.into == pytest.approx(250 * MBIT, rel=0.03)
 
 
 def test_one_rack_has_no_uplink_to_measure() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.probing.simulated import SimulatedSurvey
+from tests.probing.simulated import Simulated
 from thalweg.facts import Cluster, Duplex, Host, Rack
 from thalweg.launch.rank_assignment import find_cluster
 from thalweg.probing.calibration import survey_quickly
@@ -14,11 +14,11 @@ from thalweg.probing.survey import survey
 SLOW = 5
 
 
-def network() -> SimulatedSurvey:
+def network() -> Simulated:
     nics = ["100mbit"] * 16
     nics[SLOW] = "25mbit"
     uplinks = ["100mbit", "100mbit", "30mbit", "100mbit"]
-    return SimulatedSurvey(Cluster.regular([4] * 4, nic=nics, uplink=uplinks), at_once=8)
+    return Simulated(Cluster.regular([4] * 4, nic=nics, uplink=uplinks), at_once=8)
 
 
 def assert_near(found: Duplex | None, real: Duplex | None) -> None:
@@ -49,7 +49,7 @@ def test_it_measures_a_fraction_of_a_probe() -> None:
 
 
 def test_without_racks_it_is_a_whole_probe() -> None:
-    plain = SimulatedSurvey(Cluster.regular([4] * 4, nic="100mbit", uplink="100mbit"))
+    plain = Simulated(Cluster.regular([4] * 4, nic="100mbit", uplink="100mbit"))
     found = survey_quickly(plain, None)
     assert [rack.ranks for rack in found.racks] == [
         tuple(range(first, first + 4)) for first in (0, 4, 8, 12)
@@ -58,7 +58,7 @@ def test_without_racks_it_is_a_whole_probe() -> None:
 
 def test_hosts_that_are_not_as_declared_are_probed() -> None:
     """Two hosts of two ranks are declared; there are four."""
-    simulated = SimulatedSurvey(Cluster.regular([2, 2], nic="100mbit", uplink="50mbit"))
+    simulated = Simulated(Cluster.regular([2, 2], nic="100mbit", uplink="50mbit"))
     pairs = [Host(name=f"h{first}", ranks=(first, first + 1)) for first in (0, 2)]
     declared = Cluster(racks=tuple(Rack(name=f"r{h.name}", hosts=(h,)) for h in pairs))
     assert len(survey_quickly(simulated, declared).hosts) == 4
@@ -68,7 +68,7 @@ def test_where_nothing_is_declared_the_hosts_that_are_there_are_one_rack() -> No
     """Eight ranks are assumed on hosts of their own; there are four hosts of two."""
     hosts = [Host(name=f"h{n}", ranks=(2 * n, 2 * n + 1)) for n in range(4)]
     real = Cluster(racks=(Rack(name="r", hosts=tuple(hosts)),))
-    quick, whole = SimulatedSurvey(real), SimulatedSurvey(real)
+    quick, whole = Simulated(real), Simulated(real)
     found = survey_quickly(quick, find_cluster(None, 8, {}))
     survey(whole, None, 0.0)
     [rack] = found.racks
@@ -81,6 +81,6 @@ def test_where_nothing_is_declared_the_hosts_that_are_there_are_one_rack() -> No
 def test_one_host_has_no_links() -> None:
     host = Host(name="alone", ranks=(0, 1, 2))
     cluster = Cluster(racks=(Rack(name="r", hosts=(host,)),))
-    simulated = SimulatedSurvey(cluster)
+    simulated = Simulated(cluster)
     assert survey_quickly(simulated, cluster).hosts == (host,)
     assert simulated.tests == 0

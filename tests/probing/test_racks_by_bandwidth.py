@@ -12,7 +12,8 @@ from tests.examples import examples
 from tests.probing.simulated import Simulated
 from tests.probing.test_latency import SIZES, wanted
 from thalweg.facts import Cluster, Duplex, Rate
-from thalweg.probing.network import ProbeFlow, in_rounds
+from thalweg.probing.coordinator import ProbeFlow
+from thalweg.probing.link_rates import in_rounds
 from thalweg.probing.racks_by_bandwidth import ContentionProbe, UplinkSharing, racks_by_rates
 
 

@@ -7,18 +7,17 @@ from dataclasses import replace
 
 import pytest
 
-from tests.probing.simulated import SimulatedSurvey
+from tests.probing.simulated import Simulated
 from thalweg.facts import Cluster, Host, Rack, Rate, StragglerDelay, parse_cluster
-from thalweg.probing.cluster_builder import names_of
-from thalweg.probing.network import HostInfo
-from thalweg.probing.result import ProbeResult
+from thalweg.probing.coordinator import HostInfo
+from thalweg.probing.result import ProbeResult, names_of
 from thalweg.probing.survey import survey
 
 MBIT = 1e6
 
 
 def probed(cluster: Cluster, declared: Cluster | None = None, hop: float = 0.0) -> ProbeResult:
-    return survey(SimulatedSurvey(cluster, hop=hop), declared, 0.0)
+    return survey(Simulated(cluster, hop=hop), declared, 0.0)
 
 
 def test_a_cluster_comes_out_as_it_is() -> None:

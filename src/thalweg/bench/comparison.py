@@ -38,7 +38,7 @@ from thalweg.bench.training import Recipe, by_step, train
 from thalweg.catalog import default_catalog, parse_plan
 from thalweg.declarations import Promise
 from thalweg.errors import LabError, RunError, ThalwegError
-from thalweg.lab.event_runner import AppliedEvent
+from thalweg.lab.event import AppliedEvent
 from thalweg.launch.supervisor import SendMessage, Work, run_workers
 from thalweg.launch.worker_group import OnMessage
 from thalweg.plan import TRANSPORT

@@ -16,8 +16,7 @@ from thalweg.chaos.disk import Disk
 from thalweg.chaos.fault import Fault
 from thalweg.chaos.history import Commit, Healed, History, Recovered, Refused, Struck, of_dict
 from thalweg.errors import RunError
-from thalweg.lab.event import Event
-from thalweg.lab.event_runner import EventRunner
+from thalweg.lab.event import Event, EventRunner
 from thalweg.launch.place import WorkerControl
 
 if TYPE_CHECKING:

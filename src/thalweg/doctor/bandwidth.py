@@ -15,7 +15,7 @@ unreachable or rejected for its secret. The rate of a flow is the probe's (`prob
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from statistics import median, median_high
 from typing import Any
@@ -31,6 +31,20 @@ MAX_REPEATED_FLOWS = 8
 MAX_RATE_FINDINGS = 4
 MIN_SHORT_FLOW_SECONDS, MAX_SHORT_FLOW_SECONDS = 0.25, 1.0
 RTTS_PER_FLOW_COUNT = 20
+SLOW_HOST_REMEDY = (
+    "look at its cable, its NIC's negotiated speed (ethtool), its rack's uplink and who else uses "
+    "them; `thalweg probe` tells them apart"
+)
+SLOW_PAIR_REMEDY = "look at what is between these two; `thalweg probe` finds narrow uplinks"
+SLOW_PAIRS_REMEDY = (
+    "uplinks between racks are narrower than NICs, probably: `thalweg probe` finds them, and plans "
+    "that know them cross them less"
+)
+LOST_FLOW_TEXTS = (
+    "small messages pass, and a flow doesn't arrive",
+    "look whether large packets are dropped on the way (ping -M do -s 1472): lower the MTU, or let "
+    "ICMP through",
+)
 
 
 def flow_seconds(round_trips: Sequence[float]) -> float:
@@ -81,15 +95,25 @@ def rate_findings(
 ) -> list[Finding]:
     """Findings on the rates of flows between hosts; `silent` flows were never answered."""
     known = {facts.rank: facts for facts in ranks}
-    found = [_silent(known, flow) for flow in silent[:MAX_RATE_FINDINGS]]
     slow, usual = slow_flows(rates), _usual(rates)
     hosts = [rank for rank in known if _is_slow_host(rank, rates, slow)]
-    found += [_slow_host(known[rank], rates, _usual(_best_of_hosts(rates))) for rank in hosts]
-    pairs = [flow for flow in slow if not set(flow) & set(hosts)]
-    if len(pairs) > MAX_RATE_FINDINGS:
-        found.append(_many(known, pairs, rates, usual))
+    pairs = [flow for flow in slow if not {*flow} & {*hosts}]
+    found = [
+        *(_about_flow(fail, known, flow, LOST_FLOW_TEXTS) for flow in silent[:MAX_RATE_FINDINGS]),
+        *(_slow_host(known[rank], rates, _usual(_best_of_hosts(rates))) for rank in hosts),
+    ]
+    if len(pairs) <= MAX_RATE_FINDINGS:
+        for flow in pairs:
+            detail = f"{_bits(rates[flow])}; the median of all pairs is {_bits(usual)}"
+            found.append(_about_flow(warn, known, flow, (detail, SLOW_PAIR_REMEDY)))
     else:
-        found += [_slow_pair(known, flow, rates[flow], usual) for flow in pairs]
+        worst = min(pairs, key=lambda flow: rates[flow])
+        detail = (
+            f"{len(pairs)} of {len(rates)} pairs get less than half of the median {_bits(usual)}, "
+            f"the slowest {_ends(known, worst)}: {_bits(rates[worst])}"
+        )
+        affected = [known[rank] for rank in sorted({rank for flow in pairs for rank in flow})]
+        found.append(warn("rates", detail, SLOW_PAIRS_REMEDY, affected, named=True))
     if not found and not rates:
         why = "there is one host" if len(known) == 1 else "no two hosts reach each other"
         return [ok("rates", f"nothing to measure: {why}")]
@@ -107,12 +131,11 @@ def rate_findings(
 
 def _is_slow_host(rank: int, rates: Mapping[Flow, float], slow: Sequence[Flow]) -> bool:
     """True if all flows that it sends, or all that it receives, are slow, and they are several."""
-    for end in (0, 1):
-        own = [flow for flow in rates if flow[end] == rank]
-        if len(own) > 1 and all(flow in slow for flow in own):
-            return True
-    own = [flow for flow in rates if rank in flow]
-    return len(rates) > 2 and len(own) == 2 and all(flow in slow for flow in own)
+    out, into = ([flow for flow in rates if flow[end] == rank] for end in (0, 1))
+    several = [own for own in (out, into) if len(own) > 1]
+    if len(rates) > 2 and len(out + into) == 2:
+        several.append(out + into)
+    return any({*own} <= {*slow} for own in several)
 
 
 def _slow_host(facts: RankFacts, rates: Mapping[Flow, float], usual: float) -> Finding:
@@ -121,49 +144,20 @@ def _slow_host(facts: RankFacts, rates: Mapping[Flow, float], usual: float) -> F
         own = [rate for flow, rate in rates.items() if flow[end] == facts.rank]
         if own:
             medians.append(f"{_bits(median(own))} {direction}")
-    return warn(
-        "rates",
-        f"flows get {', '.join(medians)}; the median of all hosts is {_bits(usual)}",
-        "look at its cable, its NIC's negotiated speed (ethtool), its rack's uplink and who else "
-        "uses them; `thalweg probe` tells them apart",
-        [facts],
-    )
+    detail = f"flows get {', '.join(medians)}; the median of all hosts is {_bits(usual)}"
+    return warn("rates", detail, SLOW_HOST_REMEDY, [facts])
 
 
-def _slow_pair(known: Mapping[int, RankFacts], flow: Flow, rate: float, usual: float) -> Finding:
-    return warn(
-        "rates",
-        f"{_ends(known, flow)}: {_bits(rate)}; the median of all pairs is {_bits(usual)}",
-        "look at what is between these two; `thalweg probe` finds narrow uplinks",
-        [known[rank] for rank in flow],
-        named=True,
-    )
-
-
-def _many(
-    known: Mapping[int, RankFacts], pairs: Sequence[Flow], rates: Mapping[Flow, float], usual: float
+def _about_flow(
+    verdict: Callable[..., Finding],
+    known: Mapping[int, RankFacts],
+    flow: Flow,
+    texts: tuple[str, str],
 ) -> Finding:
-    worst = min(pairs, key=lambda flow: rates[flow])
-    return warn(
-        "rates",
-        f"{len(pairs)} of {len(rates)} pairs get less than half of the median {_bits(usual)}, the "
-        f"slowest {_ends(known, worst)}: {_bits(rates[worst])}",
-        "uplinks between racks are narrower than NICs, probably: `thalweg probe` finds them, and "
-        "plans that know them cross them less",
-        [known[rank] for rank in sorted({rank for flow in pairs for rank in flow})],
-        named=True,
-    )
-
-
-def _silent(known: Mapping[int, RankFacts], flow: Flow) -> Finding:
-    return fail(
-        "rates",
-        f"{_ends(known, flow)}: small messages pass, and a flow doesn't arrive",
-        "look whether large packets are dropped on the way (ping -M do -s 1472): lower the MTU, or "
-        "let ICMP through",
-        [known[rank] for rank in flow],
-        named=True,
-    )
+    """A finding on this flow, with these two texts: the detail and the remedy."""
+    detail, remedy = texts
+    ends = [known[rank] for rank in flow]
+    return verdict("rates", f"{_ends(known, flow)}: {detail}", remedy, ends, named=True)
 
 
 def _ends(known: Mapping[int, RankFacts], flow: Flow) -> str:

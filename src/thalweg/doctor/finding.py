@@ -11,7 +11,8 @@ dropped.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Any, Literal
 
 from thalweg.errors import ranks_text
@@ -49,7 +50,7 @@ class RankFacts:
     gloo_interface: str = ""  # the value of GLOO_SOCKET_IFNAME
     secret: str | None = None  # its fingerprint; None if it couldn't be read
     buffers: dict[str, int] = field(default_factory=dict)  # bytes, by setting
-    findings: list[dict[str, Any]] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
 
     @property
     def host(self) -> HostKey:
@@ -59,16 +60,11 @@ class RankFacts:
     def label(self) -> str:
         return f"rank {self.rank} on {self.name}"
 
-    def packed(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
     def unpacked(cls, content: Mapping[str, Any]) -> RankFacts:
-        known = {item.name for item in fields(cls)}
-        return cls(**{name: value for name, value in content.items() if name in known})
-
-    def own_findings(self) -> list[Finding]:
-        return [Finding.unpacked(packed).at(self.rank, self.name) for packed in self.findings]
+        known = {item.name: content[item.name] for item in fields(cls) if item.name in content}
+        findings = [Finding.unpacked(packed) for packed in content.get("findings", ())]
+        return cls(**known | {"findings": findings})
 
 
 def by_host(ranks: Sequence[RankFacts]) -> dict[HostKey, list[RankFacts]]:
@@ -134,9 +130,6 @@ class Finding:
         """A copy of the finding, about this rank."""
         return replace(self, ranks=(rank,), hosts=(host,))
 
-    def packed(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
     def unpacked(cls, content: Mapping[str, Any]) -> Finding:
         """The finding that another rank, perhaps of another version, has packed."""
@@ -156,13 +149,19 @@ def ok(check: str, detail: str) -> Finding:
     return Finding(check=check, verdict="ok", detail=detail)
 
 
-def warn(
-    check: str, detail: str, remedy: str, ranks: Sequence[RankFacts] = (), *, named: bool = False
+def _problem(
+    verdict: Severity,
+    check: str,
+    detail: str,
+    remedy: str,
+    ranks: Sequence[RankFacts] = (),
+    *,
+    named: bool = False,
 ) -> Finding:
-    """A warning about these ranks; `named`: the detail names them already."""
+    """A problem of these ranks; `named`: the detail names them already."""
     return Finding(
         check=check,
-        verdict="warn",
+        verdict=verdict,
         detail=detail,
         remedy=remedy,
         ranks=tuple(facts.rank for facts in ranks),
@@ -171,11 +170,7 @@ def warn(
     )
 
 
-def fail(
-    check: str, detail: str, remedy: str, ranks: Sequence[RankFacts] = (), *, named: bool = False
-) -> Finding:
-    """A failure of these ranks; `named`: the detail names them already."""
-    return replace(warn(check, detail, remedy, ranks, named=named), verdict="fail")
+warn, fail = partial(_problem, "warn"), partial(_problem, "fail")
 
 
 def failed(findings: Iterable[Finding]) -> bool:
@@ -184,36 +179,28 @@ def failed(findings: Iterable[Finding]) -> bool:
 
 def summed_up(findings: Iterable[Finding]) -> list[Finding]:
     """The findings, worst first: equal ones of several ranks merged, one per check that is fine."""
-    merged = _merged(findings)
-    lines = [finding for finding in merged if finding.verdict != "ok"]
-    fine: dict[str, list[Finding]] = {}
-    for finding in merged:
-        if finding.verdict == "ok":
-            fine.setdefault(finding.check, []).append(finding)
-    lines += map(_one_for_all, fine.values())
-    return sorted(lines, key=lambda line: (VERDICTS.index(line.verdict), _place(line.check)))
+    groups: dict[tuple[str, ...], list[Finding]] = {}
+    for found in findings:
+        what = () if found.verdict == "ok" else (found.detail, found.remedy)
+        groups.setdefault((found.check, found.verdict, *what), []).append(found)
+    order = {check: place for place, check in enumerate(CHECKS)}
+    return sorted(
+        map(_merged, groups.values()),
+        key=lambda line: (VERDICTS.index(line.verdict), order.get(line.check, len(CHECKS))),
+    )
 
 
-def _place(check: str) -> int:
-    return CHECKS.index(check) if check in CHECKS else len(CHECKS)
-
-
-def _merged(findings: Iterable[Finding]) -> list[Finding]:
-    found: dict[tuple[str, ...], Finding] = {}
-    for finding in findings:
-        key = (finding.check, finding.verdict, finding.detail, finding.remedy)
-        before = found.get(key)
-        found[key] = finding if before is None else _of_all(before, [before, finding])
-    return list(found.values())
-
-
-def _one_for_all(fine: Sequence[Finding]) -> Finding:
-    first = fine[0]
-    if len(fine) == 1:
+def _merged(findings: Sequence[Finding]) -> Finding:
+    """One finding for all of them, with the detail of the first."""
+    first, *more = findings
+    if not more:
         return first
-    others = len({rank for finding in fine for rank in finding.ranks} - set(first.ranks))
-    detail = f"{first.text} ({others} more rank{'s' if others > 1 else ''} likewise)"
-    return _of_all(replace(first, detail=detail, names_them=True), fine)
+    first = _of_all(first, [finding for finding in findings if finding.detail == first.detail])
+    others = len({rank for finding in more for rank in finding.ranks} - {*first.ranks})
+    if others:
+        detail = f"{first.text} ({others} more rank{'s' if others > 1 else ''} likewise)"
+        first = replace(first, detail=detail, names_them=True)
+    return _of_all(first, findings)
 
 
 def _of_all(first: Finding, findings: Sequence[Finding]) -> Finding:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import socket
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
 
@@ -18,7 +17,7 @@ import psutil
 
 from thalweg.doctor.finding import Finding, ok, warn
 from thalweg.facts import about
-from thalweg.members.world import INTERFACE_VARIABLES
+from thalweg.members.world import INTERFACE_VARIABLES, own_address
 from thalweg.transports.security import is_loopback
 
 EXTERNAL_ADDRESS = "198.51.100.1"  # RFC 5737: unassigned, so reached by the default route
@@ -38,7 +37,11 @@ class Interface:
     @property
     def useful(self) -> tuple[str, ...]:
         """The addresses by which another host could reach it."""
-        return tuple(a for a in self.addresses if not is_loopback(a) and not _link_local(a))
+        return tuple(
+            address
+            for address in self.addresses
+            if not (is_loopback(address) or ip_address(address).is_link_local)
+        )
 
 
 def list_interfaces() -> list[Interface]:
@@ -70,14 +73,13 @@ def holder(address: str, interfaces: Sequence[Interface]) -> Interface | None:
 
 
 def is_named(environment: Mapping[str, str]) -> bool:
-    return any(environment.get(variable) for variable in INTERFACE_VARIABLES)
+    return any(map(environment.get, INTERFACE_VARIABLES))
 
 
 def why(rendezvous: str | None, environment: Mapping[str, str]) -> str:
     """The reason for which the interface was chosen."""
-    for variable in INTERFACE_VARIABLES:
-        if environment.get(variable):
-            return f"{variable} names it"
+    for variable in filter(environment.get, INTERFACE_VARIABLES):
+        return f"{variable} names it"
     if rendezvous is None:
         return "this process is alone"
     return f"on the route to {rendezvous}, the rendezvous address"
@@ -126,19 +128,11 @@ def judge_alone(
     address: str, interfaces: Sequence[Interface], environment: Mapping[str, str]
 ) -> Finding:
     """The finding on the interface that a job across hosts would most likely take."""
-    default = None if is_named(environment) else default_route_address()
-    if default is None:
+    default = own_address(EXTERNAL_ADDRESS, {})
+    if is_named(environment) or is_loopback(default):
         return judge(address, why(None, environment), interfaces)
     reason = "the default route; a job takes the one on the route to MASTER_ADDR"
     return judge(default, reason, interfaces)
-
-
-def default_route_address() -> str | None:
-    """The address of this host on the default route; nothing is sent."""
-    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((EXTERNAL_ADDRESS, 9))
-        return str(probe.getsockname()[0])
-    return None
 
 
 def _faster(chosen: Interface | None, others: Sequence[Interface], reason: str) -> Interface | None:
@@ -152,9 +146,3 @@ def _faster(chosen: Interface | None, others: Sequence[Interface], reason: str) 
 def _speed(interface: Interface | None) -> str:
     known = interface is not None and interface.mbps > 0
     return f" ({about(1e6 * interface.mbps, 'bit/s')})" if known and interface else ""
-
-
-def _link_local(address: str) -> bool:
-    with suppress(ValueError):
-        return ip_address(address).is_link_local
-    return False

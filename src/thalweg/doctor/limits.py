@@ -1,4 +1,4 @@
-"""Limits of the system for a process, compared with what N workers need.
+"""Limits of the system and its processor, compared with what N workers need.
 
 Open files: 64 for anything, and 4 for each of the N - 1 others: two connections of ours, one in
 each direction, and two of Gloo's. The store's host takes 6 connections from each of the N workers
@@ -6,29 +6,38 @@ on top. (Counted in /proc/self/fd: 29 to 44 with up to 8 workers, 2 more for eac
 
 Buffers: TCP keeps at most a window in flight, half of what tcp_rmem allows; more is needed if rate
 times round trip, the bandwidth-delay product, is larger (RFC 7323).
+
+Some virtual machines announce AMX without having it, and a product of bfloat16 then ends the
+process (SIGILL). So a child process tries one.
 """
 
 from __future__ import annotations
 
+import faulthandler
+import os
 import resource
+import signal
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import reduce
+from operator import or_
 from pathlib import Path
+from time import monotonic, sleep
+from typing import NoReturn
 
-from thalweg.doctor.finding import Finding, RankFacts, fail, ok, warn
+import torch
+
+from thalweg.doctor.finding import Finding, RankFacts, by_host, fail, ok, warn
 from thalweg.facts import about
+from thalweg.launch.worker_process import fork
 
 BASE_OPEN_FILE_COUNT = 64
 OPEN_FILES_PER_PEER = 4
 OPEN_FILES_PER_STORE_CLIENT = 6
 SYSCTL_NET_PATH = Path("/proc/sys/net")
-KERNEL_LIMIT_PATHS = {
-    "tcp_rmem": SYSCTL_NET_PATH / "ipv4" / "tcp_rmem",
-    "tcp_wmem": SYSCTL_NET_PATH / "ipv4" / "tcp_wmem",
-    "rmem_max": SYSCTL_NET_PATH / "core" / "rmem_max",
-    "wmem_max": SYSCTL_NET_PATH / "core" / "wmem_max",
-}
-SOMAXCONN_PATH = SYSCTL_NET_PATH / "core" / "somaxconn"
+BUFFER_SETTINGS = ("ipv4/tcp_rmem", "ipv4/tcp_wmem", "core/rmem_max", "core/wmem_max")
+CHILD_TIMEOUT_SECONDS = 10.0
+TEST_MATRIX_SIDE_ELEMENTS = 64  # large enough for oneDNN to use its kernels
 
 
 def files_needed(size: int, *, hosts_store: bool = False) -> int:
@@ -61,7 +70,7 @@ def open_files(size: int, *, hosts_store: bool = False) -> Finding:
 def backlog(size: int) -> Finding | None:
     """The finding on the store's host, to which all workers connect at once."""
     with suppress(OSError, ValueError):
-        allowed = int(SOMAXCONN_PATH.read_text())
+        allowed = int((SYSCTL_NET_PATH / "core" / "somaxconn").read_text())
         if allowed < size:
             return warn(
                 "backlog",
@@ -75,9 +84,10 @@ def backlog(size: int) -> Finding | None:
 def buffers() -> dict[str, int]:
     """The largest buffers in bytes, by setting; of tcp_rmem and tcp_wmem the last of three."""
     found = {}
-    for name, path in KERNEL_LIMIT_PATHS.items():
+    for setting in BUFFER_SETTINGS:
+        path = SYSCTL_NET_PATH / setting
         with suppress(OSError, ValueError, IndexError):
-            found[name] = int(path.read_text().split()[-1])
+            found[path.name] = int(path.read_text().split()[-1])
     return found
 
 
@@ -99,11 +109,16 @@ def buffers_for(
     for (source, target), rate in rates.items():
         nbytes = rate / 8 * round_trips.get((source, target), 0.0)
         largest = max(largest, nbytes)
-        ends = ((known[source], "tcp_wmem"), (known[target], "tcp_rmem"))
-        for facts, setting in ends:
+        for facts, setting in ((known[source], "tcp_wmem"), (known[target], "tcp_rmem")):
             allowed = facts.buffers.get(setting)
             if allowed is not None and 2 * nbytes > allowed:
-                found.append(_too_small(facts, setting, allowed, nbytes))
+                detail = (
+                    f"net.ipv4.{setting} allows {about(allowed, 'B')}, and rate x round trip is "
+                    f"{about(nbytes, 'B')}: TCP can't fill the link"
+                )
+                wanted = 1 << (int(4 * nbytes) - 1).bit_length()
+                remedy = f"run sysctl -w net.ipv4.{setting}='4096 131072 {wanted}'"
+                found.append(warn("buffers", detail, remedy, [facts]))
     if found or not ranks:
         return found
     listed = buffers_alone(ranks[0].buffers).detail
@@ -111,12 +126,70 @@ def buffers_for(
     return [ok("buffers", listed + needed)]
 
 
-def _too_small(facts: RankFacts, setting: str, allowed: int, nbytes: float) -> Finding:
-    wanted = 1 << (int(4 * nbytes) - 1).bit_length()
-    return warn(
-        "buffers",
-        f"net.ipv4.{setting} allows {about(allowed, 'B')}, and rate x round trip is "
-        f"{about(nbytes, 'B')}: TCP can't fill the link",
-        f"run sysctl -w net.ipv4.{setting}='4096 131072 {wanted}'",
-        [facts],
+def bfloat16() -> Finding:
+    """Try a product; call it before this process has threads: a fork keeps its parent's locks."""
+    code = _outcome(fork(_try))
+    if code == 0:
+        return ok("bfloat16", "a product works")
+    announced = ""
+    with suppress(OSError):
+        if "amx_tile" in Path("/proc/cpuinfo").read_text():
+            announced = " (AMX is announced)"
+    died = "hangs" if code is None else f"dies of exit code {code}"
+    if code is not None and code < 0:
+        names = {known.value: known.name for known in signal.Signals}
+        died = f"dies of {names.get(-code, f'signal {-code}')}"
+    return fail(
+        "bfloat16",
+        f"a product of bfloat16 matrices {died} on this processor{announced}",
+        "set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 (or AVX2) on this host",
     )
+
+
+def threads(ranks: Sequence[RankFacts]) -> list[Finding]:
+    """Findings on hosts whose workers have more threads of torch than cores."""
+    found = []
+    for there in by_host(ranks).values():
+        total = sum(facts.threads for facts in there)
+        cpus = reduce(or_, (int(facts.cpus, 16) for facts in there))  # of any of these ranks
+        cores = max(cpus.bit_count(), there[0].cores)
+        if total > cores:
+            shared = f"{cores} core{'s' if cores > 1 else ''}"
+            detail = f"{len(there)} workers with {total} threads in all share {shared}"
+            remedy = f"set OMP_NUM_THREADS={max(1, cores // len(there))}"
+            if len(there) > cores:
+                remedy += ", or start fewer workers there"
+            found.append(warn("threads", detail, remedy, there))
+    first = ranks[0]
+    detail = f"{first.threads} for a worker, {first.cores} cores on {first.name}"
+    return found or [ok("threads", detail)]
+
+
+def _try() -> NoReturn:
+    """Try a product in the child process, which leaves no core dump."""
+    code = 1
+    try:
+        faulthandler.disable()
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        code = 0 if product_is_right() else 1
+    finally:
+        os._exit(code)
+
+
+def product_is_right() -> bool:
+    torch.set_num_threads(1)
+    ones = torch.ones(TEST_MATRIX_SIDE_ELEMENTS, TEST_MATRIX_SIDE_ELEMENTS, dtype=torch.bfloat16)
+    return float((ones @ ones)[0, 0]) == TEST_MATRIX_SIDE_ELEMENTS
+
+
+def _outcome(pid: int) -> int | None:
+    """The exit code of the child, negative for a signal; None if it hung and was killed."""
+    deadline = monotonic() + CHILD_TIMEOUT_SECONDS
+    while monotonic() < deadline:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        sleep(0.005)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return None

@@ -10,16 +10,16 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from thalweg.doctor import environment, interfaces, limits, name_resolution, processor
+from thalweg.doctor import interfaces, limits, name_resolution
+from thalweg.doctor.environment import cores, versions
 from thalweg.doctor.finding import Finding, RankFacts, fail, ok, warn
 from thalweg.errors import ThalwegError
 from thalweg.facts import about, read_cluster
@@ -32,22 +32,25 @@ from thalweg.transports.security import ENCRYPTION_VARIABLE, FORMER_VARIABLE, wa
 GLOO_INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
 MIN_FREE_DISK_BYTES = 1e9  # checkpoints are larger
 CAP_NET_ADMIN, CAP_SYS_ADMIN = 12, 21
-PROCESS_STATUS_PATH = Path("/proc/self/status")
+Variables = Mapping[str, str]
+CHECKED_SETTINGS: tuple[tuple[str, tuple[str, ...], Callable[[Variables], object]], ...] = (
+    *(("interface", (name,), partial(own_address, None)) for name in INTERFACE_VARIABLES),
+    ("secret", (SECRET_VARIABLE, SECRET_FILE_VARIABLE), find_secret),
+    (
+        "secret",
+        (ENCRYPTION_VARIABLE, FORMER_VARIABLE),
+        lambda variables: wants_encryption(variables, "127.0.0.1"),
+    ),
+)
+"""The check, the environment variables of a setting, and the function that reads them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalReport:
-    facts: RankFacts
-    findings: list[Finding]
-    environment: dict[str, Any]
-    variables: Mapping[str, str]  # the environment that a run accepts
-    secret_is_readable: bool
+def local_checks(assignment: RankAssignment) -> tuple[RankFacts, Variables]:
+    """The facts and findings of this rank, and the environment without what a run would reject.
 
-
-def local_report(assignment: RankAssignment) -> LocalReport:
-    """The checks of this rank; call it before this process has threads, since it forks."""
+    Call it before this process has threads, since it forks."""
     across = name_resolution.across_hosts(assignment.size, os.environ)
-    tried = [processor.bfloat16()] if assignment.local_rank == 0 else []
+    tried = [limits.bfloat16()] if assignment.local_rank == 0 else []
     variables, rejected = accepted(os.environ)
     described = host_description()
     host = described["name"]
@@ -55,18 +58,6 @@ def local_report(assignment: RankAssignment) -> LocalReport:
     address = own_address(assignment.address, variables)
     listed = interfaces.list_interfaces()
     holder = interfaces.holder(address, listed)
-    facts = RankFacts(
-        rank=assignment.rank,
-        **described,
-        cpus=environment.cpus(),
-        threads=torch.get_num_threads(),
-        address=address,
-        interface=holder.name if holder else "",
-        versions=environment.versions(),
-        resolved=lookup.addresses,
-        gloo_interface=variables.get(GLOO_INTERFACE_VARIABLE, ""),
-        buffers=limits.buffers(),
-    )
     alone = assignment.size == 1
     hosts_store = assignment.rank == 0 and not alone and not assignment.hosted
     findings: list[Finding | None] = [
@@ -83,46 +74,40 @@ def local_report(assignment: RankAssignment) -> LocalReport:
         disk(Path.cwd()) if assignment.local_rank == 0 else None,
         lab() if assignment.rank == 0 else None,
     ]
-    if alone:
-        findings += [
-            name_resolution.alone(host, lookup, facts.gloo_interface),
-            limits.buffers_alone(facts.buffers),
-            *processor.threads([facts]),
-        ]
-    return LocalReport(
-        facts=facts,
+    facts = RankFacts(
+        rank=assignment.rank,
+        **described,
+        cpus=f"{sum(1 << core for core in cores()):x}",
+        threads=torch.get_num_threads(),
+        address=address,
+        interface=holder.name if holder else "",
+        versions=versions(),
+        resolved=lookup.addresses,
+        gloo_interface=variables.get(GLOO_INTERFACE_VARIABLE, ""),
+        buffers=limits.buffers(),
         findings=[finding for finding in findings if finding is not None],
-        environment=environment.environment(assignment, os.environ),
-        variables=variables,
-        secret_is_readable=not any(finding.check == "secret" for finding in rejected),
     )
+    if alone:
+        facts.findings.append(name_resolution.alone(host, lookup, facts.gloo_interface))
+        facts.findings.append(limits.buffers_alone(facts.buffers))
+        facts.findings.extend(limits.threads([facts]))
+    return facts, variables
 
 
-def accepted(environment: Mapping[str, str]) -> tuple[dict[str, str], list[Finding]]:
+def accepted(environment: Variables) -> tuple[Variables, list[Finding]]:
     """The environment without settings that `World.join` would reject, and findings on those."""
     left = dict(environment)
     found = []
-    for variable in INTERFACE_VARIABLES:
+    for check, names, read in CHECKED_SETTINGS:
         try:
-            if left.get(variable):
-                own_address(None, {variable: left[variable]})
+            read({name: left[name] for name in names if name in left})
         except ThalwegError as error:
-            found.append(_failed("interface", error))
-            del left[variable]
-    try:
-        find_secret(left)
-    except ThalwegError as error:
-        found.append(_failed("secret", error))
-        left = {k: v for k, v in left.items() if k not in (SECRET_VARIABLE, SECRET_FILE_VARIABLE)}
-    try:
-        wants_encryption(left, "127.0.0.1")
-    except ThalwegError as error:
-        found.append(_failed("secret", error))
-        left = {k: v for k, v in left.items() if k not in (ENCRYPTION_VARIABLE, FORMER_VARIABLE)}
+            found.append(fail(check, error.problem, error.remedy))
+            left = {name: value for name, value in left.items() if name not in names}
     return left, found
 
 
-def cluster_file(size: int, environment: Mapping[str, str]) -> Finding | None:
+def cluster_file(size: int, environment: Variables) -> Finding | None:
     """The finding on the cluster file; alone, its number of workers isn't checked."""
     path = environment.get(CLUSTER_VARIABLE)
     if not path:
@@ -130,7 +115,7 @@ def cluster_file(size: int, environment: Mapping[str, str]) -> Finding | None:
     try:
         known = read_cluster(Path(path)) if size == 1 else find_cluster(None, size, environment)
     except ThalwegError as error:
-        return _failed("cluster file", error)
+        return fail("cluster file", error.problem, error.remedy)
     return ok("cluster file", f"{CLUSTER_VARIABLE} names {path}: {known.workers} workers")
 
 
@@ -146,23 +131,10 @@ def disk(folder: Path) -> Finding | None:
 
 def lab() -> Finding:
     """The finding on whether labs work here; training doesn't need them."""
-    lacking = _lacking()
-    detail = f"none here: {lacking}" if lacking else "clusters can be tried on this machine (--lab)"
-    return ok("lab", detail)
-
-
-def _lacking() -> str:
     if sys.platform != "linux" or find_spec("pyroute2") is None:
-        return "it needs Linux and pyroute2"
-    with suppress(OSError, StopIteration, ValueError):
-        line = next(
-            row for row in PROCESS_STATUS_PATH.read_text().splitlines() if row.startswith("CapEff")
-        )
-        held = int(line.split()[1], 16)
-        if not (held >> CAP_NET_ADMIN & 1 and held >> CAP_SYS_ADMIN & 1):
-            return "it needs root (CAP_SYS_ADMIN and CAP_NET_ADMIN)"
-    return ""
-
-
-def _failed(check: str, error: ThalwegError) -> Finding:
-    return fail(check, error.problem, error.remedy)
+        return ok("lab", "none here: it needs Linux and pyroute2")
+    with suppress(OSError, IndexError):
+        rights = int(Path("/proc/self/status").read_text().split("CapEff:")[1].split()[0], 16)
+        if not (rights >> CAP_NET_ADMIN & 1 and rights >> CAP_SYS_ADMIN & 1):
+            return ok("lab", "none here: it needs root (CAP_SYS_ADMIN and CAP_NET_ADMIN)")
+    return ok("lab", "clusters can be tried on this machine (--lab)")

@@ -20,6 +20,9 @@ from thalweg.transports.security import is_loopback
 LOOKUP_TIMEOUT_SECONDS = 3.0
 SLOW_LOOKUP_SECONDS = 1.0
 SLURM_NODES_VARIABLE = "SLURM_STEP_NUM_NODES"
+OTHER_ADDRESS_REMEDY = (
+    "set MASTER_ADDR to an address that other hosts reach, or name the interface: THALWEG_IFNAME"
+)
 LOCAL_SIZE_VARIABLES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 
 
@@ -130,11 +133,20 @@ def traps(ranks: Sequence[RankFacts]) -> list[Finding]:
     for there in hosts.values():
         looped = [facts for facts in there if is_loopback(facts.address)]
         if looped:
-            found.append(_loopback_address(looped))
+            detail = (
+                f"{together(looped)} would publish {looped[0].address}, which is each host's own "
+                "loopback: MASTER_ADDR resolves to it"
+            )
+            found.append(fail("meeting point", detail, OTHER_ADDRESS_REMEDY, looped, named=True))
         unnamed = [facts for facts in there if not facts.gloo_interface]
         trap = _trap(unnamed[0].name, unnamed[0].resolved) if unnamed else ""
         if trap:
-            found.append(_loopback_name(unnamed, trap))
+            detail = (
+                f"{trap}; Gloo would publish that address, and other hosts would connect to "
+                "themselves"
+            )
+            remedy = _remedy(unnamed[0].name, unnamed[0].interface)
+            found.append(fail("host name", detail, remedy, unnamed))
     return found or [ok("host name", "no host's name or address leads others back to themselves")]
 
 
@@ -147,23 +159,6 @@ def _trap(name: str, addresses: Sequence[str] | None) -> str:
     if all(map(is_loopback, addresses)):
         return f"the host's own name, {name}, resolves to {addresses[0]}, a loopback address"
     return ""
-
-
-def _loopback_address(ranks: Sequence[RankFacts]) -> Finding:
-    return fail(
-        "meeting point",
-        f"{together(ranks)} would publish {ranks[0].address}, which is each host's own loopback: "
-        "MASTER_ADDR resolves to it",
-        "set MASTER_ADDR to an address that other hosts reach, or name the interface: "
-        "THALWEG_IFNAME",
-        ranks,
-        named=True,
-    )
-
-
-def _loopback_name(ranks: Sequence[RankFacts], trap: str) -> Finding:
-    detail = f"{trap}; Gloo would publish that address, and other hosts would connect to themselves"
-    return fail("host name", detail, _remedy(ranks[0].name, ranks[0].interface), ranks)
 
 
 def _remedy(name: str, interface: str) -> str:

@@ -1,4 +1,9 @@
-"""Pings and flows from one rank to another: reachability, round trip, clock offset and rate.
+"""Pings and flows from one rank to another, and the server that answers them: reachability, round
+trip, clock offset and rate.
+
+A caller sends the token that the other rank has published in the store, so that other processes get
+no answer, and a request: pings, each answered with the time of that host, or a flow, which is
+answered with its rate. Every wait has a deadline, every call an end.
 
 Of the round trips the shortest counts, as in NTP (RFC 5905, section 10): other work on the hosts
 only adds to it. The peer's time, less the middle of that round trip by this host's, is how far its
@@ -8,48 +13,50 @@ clock is ahead, with an error of at most half of the round trip.
 from __future__ import annotations
 
 import errno
+import hmac
 import os
 import select
 import socket
-from collections.abc import Sequence
+import struct
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from secrets import token_hex
+from socketserver import StreamRequestHandler, ThreadingTCPServer
+from threading import Thread, active_count
 from time import monotonic, perf_counter, time
+from typing import Any, Self
 
 from thalweg.doctor.finding import RankFacts
-from thalweg.doctor.ping_server import (
-    FLOW_CHUNK_BYTES,
-    FLOW_REQUEST,
-    PING_HELLO_STRUCT,
-    PING_RANK_STRUCT,
-    PINGS_REQUEST,
-    Clock,
-    receive,
-    receive_number,
-)
+from thalweg.probing.flow import rate_of
 
 PING_OK = "ok"
-SILENT_PEER_TEXT = "connected, but nobody answers"
 WRONG_PEER_TEXT = "somebody else has that address here"
 NOT_ERRNO = -1  # of errors that aren't the system's
-MIN_SOCKET_TIMEOUT_SECONDS = 0.001
 FIRST_PING_TIMEOUT_SECONDS, SECOND_PING_TIMEOUT_SECONDS = 3.0, 5.0
 PING_RTT_COUNT = 8
 MAX_CONCURRENT_PINGS = 16
 MAX_PINGED_PEERS = 256
 MAX_UNSENT_BYTES = 1 << 18  # in the sender's own buffer
-NO_ROUTE_ERRNOS = (
-    errno.EHOSTUNREACH,
-    errno.ENETUNREACH,
-    errno.EINVAL,
-    errno.ENETDOWN,
-    errno.EHOSTDOWN,
-)
-FORBIDDEN_ERRNOS = (errno.EACCES, errno.EPERM)
+ERRNO_TEXTS = {
+    **dict.fromkeys((errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EINVAL), "no route"),
+    **dict.fromkeys((errno.ENETDOWN, errno.EHOSTDOWN), "no route"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "forbidden here"),
+}
+PINGS_REQUEST, FLOW_REQUEST = b"p", b"f"
+PING_HELLO_STRUCT = struct.Struct("!32scd")  # token, request, seconds of a flow
+PING_RANK_STRUCT = struct.Struct("!i")  # the rank that answers
+PING_NUMBER_STRUCT = struct.Struct("!d")  # a time in seconds, or a rate in bits per second
+PEER_READ_TIMEOUT_SECONDS = 5.0
+MAX_FLOW_SECONDS = 2.0
+MAX_FLOW_BYTES = 1 << 26
+MAX_CONCURRENT_CALLS = 256
+FLOW_CHUNK_BYTES = 1 << 18
+Clock = Callable[[], float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class PingResult:
     """The outcome of a ping: `PING_OK`, or why it failed; and by how much the peer's clock is ahead
     of the caller's."""
@@ -97,15 +104,12 @@ def ping(caller: int, peer: RankFacts, patience: float, clock: Clock = time) -> 
                 call.settimeout(_left(deadline))
                 sent, start = clock(), perf_counter()
                 call.sendall(b".")
-                theirs = receive_number(call)
+                [theirs] = receive(call, PING_NUMBER_STRUCT)
                 seconds = perf_counter() - start
                 found.append((seconds, theirs - (sent + seconds / 2)))
     except (OSError, EOFError) as error:
-        return PingResult(caller=caller, peer=peer.rank, outcome=reason(error))
-    seconds, ahead = min(found)
-    return PingResult(
-        caller=caller, peer=peer.rank, outcome=PING_OK, round_trip=seconds, ahead=ahead
-    )
+        return PingResult(caller, peer.rank, reason(error))
+    return PingResult(caller, peer.rank, PING_OK, *min(found))
 
 
 def send_flow(peer: RankFacts, seconds: float, patience: float) -> float | None:
@@ -121,7 +125,8 @@ def send_flow(peer: RankFacts, seconds: float, patience: float) -> float | None:
                 readable, writable, _ = select.select([call], [call], [], left)
                 if readable:
                     call.settimeout(_left(deadline))
-                    return receive_number(call)
+                    [rate] = receive(call, PING_NUMBER_STRUCT)
+                    return float(rate)
                 if writable:
                     with suppress(BlockingIOError):
                         call.send(block)
@@ -138,11 +143,11 @@ def _connected(peer: RankFacts, wanted: bytes, seconds: float, deadline: float) 
         call.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         call.sendall(PING_HELLO_STRUCT.pack(peer.token.encode(), wanted, seconds))
         try:
-            answered = PING_RANK_STRUCT.unpack(receive(call, PING_RANK_STRUCT.size))[0] == peer.rank
+            answered = receive(call, PING_RANK_STRUCT) == (peer.rank,)
         except EOFError:
             answered = False
         except TimeoutError:
-            raise OSError(NOT_ERRNO, SILENT_PEER_TEXT) from None
+            raise OSError(NOT_ERRNO, "connected, but nobody answers") from None
         if not answered:
             raise OSError(NOT_ERRNO, WRONG_PEER_TEXT)
     except BaseException:
@@ -153,7 +158,7 @@ def _connected(peer: RankFacts, wanted: bytes, seconds: float, deadline: float) 
 
 def _left(deadline: float) -> float:
     """The seconds to the deadline, never 0: such a socket wouldn't block at all."""
-    return max(deadline - monotonic(), MIN_SOCKET_TIMEOUT_SECONDS)
+    return max(deadline - monotonic(), 0.001)
 
 
 def reason(error: Exception) -> str:
@@ -164,9 +169,89 @@ def reason(error: Exception) -> str:
         return "connected, and then broken off"
     if isinstance(error, TimeoutError):
         return "timed out"
-    number = getattr(error, "errno", None)
-    if number in NO_ROUTE_ERRNOS:
-        return "no route"
-    if number in FORBIDDEN_ERRNOS:
-        return "forbidden here"
-    return str(getattr(error, "strerror", None) or error)
+    known = ERRNO_TEXTS.get(getattr(error, "errno", NOT_ERRNO))
+    return known or str(getattr(error, "strerror", None) or error)
+
+
+class PingServer(ThreadingTCPServer):
+    """The server at any port of this address, from the beginning to the end of a `with`."""
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 512
+
+    def __init__(self, rank: int, address: str, clock: Clock = time) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        super().__init__((address, 0), _Call)
+        self.rank = rank
+        self.clock = clock
+        self.token = token_hex(16)
+        self.port: int = self.socket.getsockname()[1]
+
+    def __enter__(self) -> Self:
+        Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.shutdown()
+        self.server_close()
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Hang up if too many calls are being answered, each in a thread."""
+        return active_count() <= MAX_CONCURRENT_CALLS
+
+
+class _Call(StreamRequestHandler):
+    server: PingServer
+    timeout = PEER_READ_TIMEOUT_SECONDS
+    disable_nagle_algorithm = True
+
+    def handle(self) -> None:
+        with suppress(OSError, EOFError):
+            token, request, seconds = receive(self.connection, PING_HELLO_STRUCT)
+            if not hmac.compare_digest(token, self.server.token.encode()):
+                return
+            self.connection.sendall(PING_RANK_STRUCT.pack(self.server.rank))
+            if request == FLOW_REQUEST:
+                receive_flow_and_drain(self.connection, min(seconds, MAX_FLOW_SECONDS))
+                return
+            for _ in range(PING_RTT_COUNT):
+                if not self.connection.recv(1):
+                    return
+                self.connection.sendall(PING_NUMBER_STRUCT.pack(self.server.clock()))
+
+
+def receive(call: socket.socket, content: struct.Struct) -> tuple[Any, ...]:
+    """Receive the values of this struct; EOFError if the peer ends before."""
+    data = bytearray()
+    while len(data) < content.size:
+        part = call.recv(content.size - len(data))
+        if not part:
+            raise EOFError
+        data += part
+    return content.unpack(data)
+
+
+def receive_flow_and_drain(call: socket.socket, seconds: float) -> None:
+    """Receive a flow, answer with its rate, and drain the rest, or a reset would overtake the
+    answer."""
+    start = monotonic()
+    arrivals: list[tuple[float, int]] = []
+    total = 0
+    block = bytearray(FLOW_CHUNK_BYTES)
+    while total < MAX_FLOW_BYTES and (left := start + seconds - monotonic()) > 0:
+        call.settimeout(left)
+        try:
+            nbytes = call.recv_into(block)
+        except TimeoutError:
+            break
+        if not nbytes:
+            break
+        total += nbytes
+        arrivals.append((monotonic() - start, nbytes))
+    lasted = min(seconds, arrivals[-1][0]) if total >= MAX_FLOW_BYTES else seconds
+    call.settimeout(PEER_READ_TIMEOUT_SECONDS)
+    call.sendall(PING_NUMBER_STRUCT.pack(rate_of(arrivals, lasted) if arrivals else 0.0))
+    deadline = monotonic() + PEER_READ_TIMEOUT_SECONDS
+    while monotonic() < deadline and call.recv_into(block):
+        pass

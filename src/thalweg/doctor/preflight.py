@@ -12,7 +12,7 @@ import logging
 import os
 import socket
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from thalweg.doctor import interfaces, limits, name_resolution
 from thalweg.doctor.environment import version_differences, versions
@@ -30,7 +30,7 @@ def publish(world: World) -> None:
     if world.size == 1:
         return
     try:
-        world.put(_key(world.rank), json.dumps(_own(world).packed()))
+        world.put(_key(world.rank), json.dumps(asdict(_own(world))))
     except Exception as error:
         log.debug("doctor: publishing this rank's facts failed: %s", error)
 
@@ -48,11 +48,14 @@ def preflight(world: World) -> list[Finding]:
 
 def _judged(world: World) -> list[Finding]:
     own = _own(world)
-    others = _published(world, range(world.size) if world.rank == 0 else [0])
+    keys = [_key(rank) for rank in (range(world.size) if world.rank == 0 else [0])]
+    texts = world.store_client.call(lambda s: s.multi_get([key for key in keys if s.check([key])]))
+    others = [RankFacts.unpacked(json.loads(text)) for text in texts]  # that have published theirs
     assignment = world.rank_assignment
     hosts_store = world.rank == 0 and assignment is not None and not assignment.hosted
     found = [limits.open_files(world.size, hosts_store=hosts_store)]
-    if _is_first_of_host(world) and any(other.host != own.host for other in others):
+    local_rank = assignment.local_rank if assignment else os.environ.get("LOCAL_RANK", "0")
+    if local_rank in (0, "0") and any(other.host != own.host for other in others):
         found += _about_host(world, own, others)
     found = [finding if finding.ranks else finding.at(own.rank, own.name) for finding in found]
     return found + (version_differences(others) if world.rank == 0 else [])
@@ -84,19 +87,6 @@ def _own(world: World) -> RankFacts:
         versions=versions(),
         gloo_interface=os.environ.get(GLOO_INTERFACE_VARIABLE, ""),
     )
-
-
-def _published(world: World, ranks: Sequence[int]) -> list[RankFacts]:
-    """The facts that these ranks have published, read with one store request."""
-    keys = [_key(rank) for rank in ranks]
-    texts = world.store_client.call(lambda s: s.multi_get([key for key in keys if s.check([key])]))
-    return [RankFacts.unpacked(json.loads(text)) for text in texts]
-
-
-def _is_first_of_host(world: World) -> bool:
-    if world.rank_assignment:
-        return world.rank_assignment.local_rank == 0
-    return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def _key(rank: int) -> str:

@@ -33,7 +33,12 @@ def unreachable(ranks: Sequence[RankFacts], pings: Sequence[PingResult]) -> list
     outcomes = {(ping.caller, ping.peer): ping.outcome for ping in pings}
     broken = {pair: why for pair, why in outcomes.items() if why != PING_OK}
     if not broken:
-        return [_fine(len(ranks), len(pings))]
+        tried, all_pairs = len(pings), len(ranks) * (len(ranks) - 1)
+        detail = f"all {tried} ordered pairs of ranks reach each other"
+        if tried < all_pairs:
+            which = f"{tried} of {all_pairs} ordered pairs of ranks"
+            detail = f"{which} were tried, and reach each other"
+        return [ok("reachability", detail)]
     known = {facts.rank: facts for facts in ranks}
     found: list[Finding] = []
     explained: set[tuple[int, int]] = set()
@@ -63,17 +68,12 @@ def _pairs(known: Mapping[int, RankFacts], broken: Outcomes, outcomes: Outcomes)
     found = []
     for pairs in between.values():
         ranks = [known[rank] for rank in sorted({rank for pair in pairs for rank in pair})]
-        one, other = _sides(ranks)
+        sides = [*by_host(ranks).values()]  # of two hosts, or of one
+        one, other = sides if len(sides) == 2 else (ranks[:1], ranks[1:])
         both = (_direction(*ends, broken, outcomes) for ends in ((one, other), (other, one)))
         remedy = _remedy({broken[pair] for pair in pairs})
         found.append(fail("reachability", "; ".join(both), remedy, ranks, named=True))
     return found
-
-
-def _sides(ranks: list[RankFacts]) -> tuple[list[RankFacts], list[RankFacts]]:
-    """The ranks of each of two hosts, or two ranks of one host."""
-    one, *other = by_host(ranks).values()
-    return (one, other[0]) if other else (ranks[:1], ranks[1:])
 
 
 def _direction(
@@ -99,14 +99,6 @@ def _words(why: set[str]) -> str:
 def _remedy(why: set[str]) -> str:
     known = [remedy for outcome, remedy in REACHABILITY_REMEDIES.items() if outcome in why]
     return known[0] if known else f"{FIREWALL_REMEDY}, or {INTERFACE_REMEDY}"
-
-
-def _fine(ranks: int, calls: int) -> Finding:
-    all_pairs = ranks * (ranks - 1)
-    detail = f"all {calls} ordered pairs of ranks reach each other"
-    if calls < all_pairs:
-        detail = f"{calls} of {all_pairs} ordered pairs of ranks were tried, and reach each other"
-    return ok("reachability", detail)
 
 
 def clock_findings(ranks: Sequence[RankFacts], pings: Sequence[PingResult]) -> list[Finding]:

@@ -13,17 +13,27 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from itertools import count
 from time import monotonic, sleep, time
 from typing import Any
 
-from thalweg.doctor import bandwidth, limits, name_resolution, processor, reachability
-from thalweg.doctor.environment import secret_findings, summary, version_findings
+from thalweg.doctor import bandwidth, limits, name_resolution, reachability
+from thalweg.doctor.environment import environment, secret_findings, summary, version_findings
 from thalweg.doctor.finding import Finding, RankFacts, by_host, fail, ok, summed_up, warn
-from thalweg.doctor.local_checks import LocalReport, local_report
-from thalweg.doctor.ping import PING_OK, PingResult, max_ping_seconds, peers_of, ping_all, send_flow
-from thalweg.doctor.ping_server import Clock, Listener
+from thalweg.doctor.local_checks import local_checks
+from thalweg.doctor.ping import (
+    PING_OK,
+    Clock,
+    PingResult,
+    PingServer,
+    max_ping_seconds,
+    peers_of,
+    ping_all,
+    send_flow,
+)
 from thalweg.errors import RunError, ThalwegError
+from thalweg.facts import counted
 from thalweg.launch.rank_assignment import read_rank_assignment
 from thalweg.members.world import World
 
@@ -31,7 +41,7 @@ Progress = Callable[[int, int], None]
 LEADER_MARGIN_SECONDS = 10.0  # for rank 0 beyond its own deadlines
 FLOWS_TIMEOUT_SECONDS = 60.0  # for all flows
 FLOW_REPLY_TIMEOUT_SECONDS = 3.0
-DOCTOR_OVER_ORDER = "over"
+PING_ORDER, DOCTOR_OVER_ORDER = "ping", "over"
 DOCTOR_LEAVE_TIMEOUT_SECONDS = 3.0  # for the others to read that it is over
 MIN_STORE_POLL_SECONDS, MAX_STORE_POLL_SECONDS = 0.002, 0.05
 
@@ -44,7 +54,6 @@ class Diagnosis:
     environment: Mapping[str, Any]
     tells: bool
     workers: int
-    launcher: str
 
     def packed(self) -> dict[str, Any]:
         return asdict(self)
@@ -60,47 +69,50 @@ def examine(
 ) -> Diagnosis:
     """Check this worker, alone or with all others, which have `timeout` seconds to join."""
     assignment = read_rank_assignment(os.environ)
-    mine = local_report(assignment)
+    mine, variables = local_checks(assignment)
     found: list[Finding] | None = mine.findings
     if assignment.size > 1:
+        mine = replace(mine, findings=[one.at(mine.rank, mine.name) for one in mine.findings])
         try:
-            found = _together(mine, timeout, progress, clock)
+            found = _together(mine, variables, timeout, progress, clock)
         except ThalwegError as error:
-            local = [finding.at(assignment.rank, mine.facts.name) for finding in mine.findings]
-            found = [fail("store", error.problem, error.remedy), *local]
+            found = [fail("store", error.problem, error.remedy), *mine.findings]
+    described = environment(assignment, os.environ)
     return Diagnosis(
-        findings=summed_up([summary(mine.environment), *(found or ())]),
-        environment=mine.environment,
+        findings=summed_up([summary(described), *(found or ())]),
+        environment=described,
         tells=found is not None,
         workers=assignment.size,
-        launcher=assignment.launcher,
     )
 
 
 def _together(
-    mine: LocalReport, timeout: float, progress: Progress, clock: Clock
+    mine: RankFacts,
+    variables: Mapping[str, str],
+    timeout: float,
+    progress: Progress,
+    clock: Clock,
 ) -> list[Finding] | None:
     """The findings of all ranks together; None if rank 0 reports them."""
-    world = World.join(timeout, mine.variables)
+    world = World.join(timeout, variables)
+    has_secret = all(finding.check != "secret" for finding in mine.findings)  # a readable one
     try:
-        listener = Listener(world.rank, world.address, clock)
+        server = PingServer(world.rank, world.address, clock)
     except OSError as error:
         raise RunError(
             f"rank {world.rank} can't listen at {world.address}: {error.strerror}",
             "name another interface: THALWEG_IFNAME",
         ) from None
-    with listener:
-        facts = replace(
-            mine.facts,
-            port=listener.port,
-            token=listener.token,
-            secret=world.security.fingerprint if mine.secret_is_readable else None,
-            findings=[finding.packed() for finding in mine.findings],
-        )
+    with server:
+        secret = world.security.fingerprint if has_secret else None
+        facts = replace(mine, port=server.port, token=server.token, secret=secret)
         exchange = StoreExchange(world)
-        exchange.put(f"facts/{world.rank}", facts.packed())
+        exchange.put(f"facts/{world.rank}", asdict(facts))
         if world.rank == 0:
-            return Leader(exchange, world.size, timeout, progress, clock).lead()
+            leader = Leader(
+                exchange=exchange, size=world.size, timeout=timeout, progress=progress, clock=clock
+            )
+            return leader.lead()
         return follow(exchange, facts, timeout, clock)
 
 
@@ -121,7 +133,7 @@ class StoreExchange:
         self,
         keys: Iterable[str],
         deadline: float,
-        counted: Callable[[int], None] = lambda number: None,
+        progress: Callable[[int], None] = lambda number: None,
     ) -> dict[str, Any]:
         """The values of these keys that are there by the deadline; earlier, if all are."""
         missing = list(keys)
@@ -131,7 +143,7 @@ class StoreExchange:
             texts = self._read(missing)
             found |= {key: json.loads(text) for key, text in texts.items()}
             missing = [key for key in missing if key not in found]
-            counted(len(found))
+            progress(len(found))
             if not missing or monotonic() >= deadline:
                 break
             pause = MIN_STORE_POLL_SECONDS if texts else min(2 * pause, MAX_STORE_POLL_SECONDS)
@@ -151,27 +163,32 @@ def follow(
     patience = timeout + LEADER_MARGIN_SECONDS
     roster = exchange.get("roster", monotonic() + patience)
     if roster is None:
-        return [*own.own_findings(), _no_leader(own, f"joined within {patience:g} s")]
-    present = {facts.rank: facts for facts in map(RankFacts.unpacked, roster)}
-    peers = [present[rank] for rank in peers_of(own.rank, list(present))]
-    exchange.put(f"calls/{own.rank}", [asdict(ping) for ping in ping_all(own.rank, peers, clock)])
-    silence = max_ping_seconds(len(peers)) + FLOWS_TIMEOUT_SECONDS + 3 * LEADER_MARGIN_SECONDS
-    turn = 0
-    while True:
-        order = exchange.get(f"order/{own.rank}/{turn}", monotonic() + silence)
+        return _no_leader(own, f"joined within {patience:g} s")
+    known = {facts.rank: facts for facts in map(RankFacts.unpacked, roster)}
+    silence = max_ping_seconds(len(known)) + FLOWS_TIMEOUT_SECONDS + 3 * LEADER_MARGIN_SECONDS
+    for number in count():
+        order = exchange.get(f"order/{own.rank}/{number}", monotonic() + silence)
         if order is None:
-            return [*own.own_findings(), _no_leader(own, f"sent anything for {silence:g} s")]
+            break
+        exchange.put(f"answer/{own.rank}/{number}", _obey(order, own.rank, known, clock))
         if order == DOCTOR_OVER_ORDER:
-            exchange.put(f"left/{own.rank}", True)
             return None
-        rate = send_flow(present[order["peer"]], order["seconds"], FLOW_REPLY_TIMEOUT_SECONDS)
-        exchange.put(f"answer/{own.rank}/{turn}", {"rate": rate})
-        turn += 1
+    return _no_leader(own, f"sent anything for {silence:g} s")
 
 
-def _no_leader(own: RankFacts, what: str) -> Finding:
+def _obey(order: Any, rank: int, known: Mapping[int, RankFacts], clock: Clock) -> Any:
+    """Ping all ranks, or send a flow; the answer is None if the flow has none."""
+    if order == PING_ORDER:
+        peers = [known[peer] for peer in peers_of(rank, list(known))]
+        return [asdict(ping) for ping in ping_all(rank, peers, clock)]
+    if order == DOCTOR_OVER_ORDER:
+        return True
+    return send_flow(known[order["peer"]], order["seconds"], FLOW_REPLY_TIMEOUT_SECONDS)
+
+
+def _no_leader(own: RankFacts, what: str) -> list[Finding]:
     remedy = "look at the output of rank 0, and whether it was started"
-    return _about_rank(0, f"hasn't {what}, as {own.label} sees it", remedy)
+    return [*own.findings, _about_rank(0, f"hasn't {what}, as {own.label} sees it", remedy)]
 
 
 def _about_rank(rank: int, what: str, remedy: str) -> Finding:
@@ -179,144 +196,116 @@ def _about_rank(rank: int, what: str, remedy: str) -> Finding:
     return replace(fail("ranks", f"rank {rank} {what}", remedy), ranks=(rank,), names_them=True)
 
 
+@dataclass(slots=True, kw_only=True)
 class Leader:
     """Rank 0, which orders pings and flows and judges their results."""
 
-    def __init__(
-        self, exchange: StoreExchange, size: int, timeout: float, progress: Progress, clock: Clock
-    ) -> None:
-        self._exchange = exchange
-        self._size = size
-        self._timeout = timeout
-        self._progress = progress
-        self._clock = clock
-        self._orders: Counter[int] = Counter()  # number of orders to each rank
-        self._rates: dict[bandwidth.Flow, float] = {}  # bits per second
-        self._silent: list[bandwidth.Flow] = []  # flows without an answer
+    exchange: StoreExchange
+    size: int
+    timeout: float
+    progress: Progress
+    clock: Clock
+    known: dict[int, RankFacts] = field(default_factory=dict)  # ranks that joined in time
+    order_counts: Counter[int] = field(default_factory=Counter)
 
     def lead(self) -> list[Finding]:
         """The findings about all ranks."""
-        ranks = self._gather_facts()
-        pings, mute = self._gather_pings(ranks)
-        first = [there[0] for there in by_host(ranks).values() if there[0].rank not in mute]
+        self._gather_facts()
+        ranks = list(self.known.values())
+        seconds = max_ping_seconds(len(ranks)) + LEADER_MARGIN_SECONDS
+        answers = self._order(dict.fromkeys(self.known, PING_ORDER), seconds)
+        pings = [PingResult(**ping) for answer in answers.values() for ping in answer]
+        mute = [facts for facts in ranks if facts.rank not in answers]
+        first = [there[0] for there in by_host(ranks).values() if there[0] not in mute]
         round_trips = {(p.caller, p.peer): p.round_trip for p in pings if p.outcome == PING_OK}
-        skipped = self._measure_flows(first, round_trips)
+        rates, silent, skipped = self._measure_flows([facts.rank for facts in first], round_trips)
         findings = [
-            *self._absent(ranks),
-            *(_mute(facts) for facts in ranks if facts.rank in mute),
-            *(finding for facts in ranks for finding in facts.own_findings()),
+            *self._absent(),
+            *(
+                fail(
+                    "ranks",
+                    f"{facts.label} joined, and then stopped answering",
+                    "look at its output, and whether its host is busy or its process is stopped",
+                    [facts],
+                    named=True,
+                )
+                for facts in mute
+            ),
+            *(finding for facts in ranks for finding in facts.findings),
             *name_resolution.traps(ranks),
             *reachability.unreachable(ranks, pings),
-            *bandwidth.rate_findings(first, self._rates, self._silent),
+            *bandwidth.rate_findings(first, rates, silent),
             *reachability.clock_findings(ranks, pings),
             *version_findings(ranks),
             *secret_findings(ranks),
-            *limits.buffers_for(ranks, self._rates, round_trips),
-            *processor.threads(ranks),
+            *limits.buffers_for(ranks, rates, round_trips),
+            *limits.threads(ranks),
         ]
         if skipped:
             detail = f"{skipped} flows weren't measured within {FLOWS_TIMEOUT_SECONDS:g} s"
-            findings.append(
-                warn("rates", detail, "measure with `thalweg probe`, which takes its time")
-            )
-        self._end(ranks)
+            remedy = "measure with `thalweg probe`, which takes its time"
+            findings.append(warn("rates", detail, remedy))
+        # The store may be in this process, so the others read the order before it ends.
+        self._order(dict.fromkeys(self.known, DOCTOR_OVER_ORDER), DOCTOR_LEAVE_TIMEOUT_SECONDS)
         return findings
 
-    def _gather_facts(self) -> list[RankFacts]:
+    def _gather_facts(self) -> None:
         """The facts of all ranks that join in time, published for all of them."""
-        keys = [f"facts/{rank}" for rank in range(self._size)]
-        deadline = monotonic() + self._timeout
-        found = self._exchange.gather(keys, deadline, lambda n: self._progress(n, 2 * self._size))
+        keys = [f"facts/{rank}" for rank in range(self.size)]
+        deadline = monotonic() + self.timeout
+        found = self.exchange.gather(keys, deadline, lambda n: self.progress(n, 2 * self.size))
         ranks = [RankFacts.unpacked(found[key]) for key in keys if key in found]
-        self._exchange.put("roster", [facts.packed() for facts in ranks])
-        return ranks
+        self.known = {facts.rank: facts for facts in ranks}
+        self.exchange.put("roster", list(map(asdict, ranks)))
 
-    def _gather_pings(self, ranks: list[RankFacts]) -> tuple[list[PingResult], set[int]]:
-        """The pings of all ranks, and the ranks that didn't report theirs."""
-        known = {facts.rank: facts for facts in ranks}
-        peers = [known[rank] for rank in peers_of(0, list(known))]
-        pings = ping_all(0, peers, self._clock)
-        keys = {f"calls/{rank}": rank for rank in known if rank != 0}
-        deadline = monotonic() + max_ping_seconds(len(peers)) + LEADER_MARGIN_SECONDS
-        reported = self._exchange.gather(keys, deadline)
-        pings += [PingResult(**ping) for key in reported for ping in reported[key]]
-        return pings, {rank for key, rank in keys.items() if key not in reported}
+    def _order(self, orders: Mapping[int, Any], seconds: float) -> dict[int, Any]:
+        """Send an order to each of these ranks, and return the answers within `seconds`."""
+        keys: dict[str, int] = {}
+        for rank in orders.keys() - {0}:
+            place = f"{rank}/{self.order_counts[rank]}"
+            self.order_counts[rank] += 1
+            keys[f"answer/{place}"] = rank
+            self.exchange.put(f"order/{place}", orders[rank])
+        own = {0: _obey(orders[0], 0, self.known, self.clock)} if 0 in orders else {}
+        answers = self.exchange.gather(keys, monotonic() + seconds)
+        return own | {keys[key]: answer for key, answer in answers.items()}
 
     def _measure_flows(
-        self, ranks: list[RankFacts], round_trips: dict[bandwidth.Flow, float]
-    ) -> int:
-        """Measure flows between these ranks; the number of those for which there was no time."""
-        known = {facts.rank: facts for facts in ranks}
-        reachable = frozenset(flow for flow in round_trips if set(flow) <= known.keys())
-        turns = bandwidth.turns(list(known), reachable)
+        self, ranks: Sequence[int], round_trips: Mapping[bandwidth.Flow, float]
+    ) -> tuple[dict[bandwidth.Flow, float], list[bandwidth.Flow], int]:
+        """The rates of flows between these ranks in bits per second, the flows that weren't
+        answered, and the number of those for which there was no time."""
+        reachable = frozenset(flow for flow in round_trips if {*flow} <= {*ranks})
+        turns = bandwidth.turns(ranks, reachable)
         seconds = bandwidth.flow_seconds([round_trips[flow] for flow in reachable])
         deadline = monotonic() + FLOWS_TIMEOUT_SECONDS
-        skipped = 0
+        measured: dict[bandwidth.Flow, float | None] = {}
         for number, turn in enumerate(turns):
-            if monotonic() > deadline:
-                skipped = sum(map(len, turns[number:]))
-                break
-            for flow, rate in self._flows_at_once(turn, seconds, known).items():
-                if rate is None:
-                    self._silent.append(flow)
-                else:
-                    self._rates[flow] = rate
-            self._progress(self._size + number, self._size + len(turns))
-        for flow in 2 * bandwidth.slow_flows(self._rates)[: bandwidth.MAX_REPEATED_FLOWS]:
-            if flow in bandwidth.slow_flows(self._rates) and monotonic() < deadline:
-                again = self._flows_at_once([flow], seconds, known)[flow]
-                self._rates[flow] = max(self._rates[flow], again or 0.0)
-        return skipped
+            if monotonic() <= deadline:
+                measured |= self._rates(turn, seconds)
+                self.progress(self.size + number, self.size + len(turns))
+        rates = {flow: rate for flow, rate in measured.items() if rate is not None}
+        for flow in 2 * bandwidth.slow_flows(rates)[: bandwidth.MAX_REPEATED_FLOWS]:
+            if flow in bandwidth.slow_flows(rates) and monotonic() < deadline:
+                rates[flow] = max(rates[flow], self._rates([flow], seconds)[flow] or 0.0)
+        silent = [flow for flow in measured if flow not in rates]
+        return rates, silent, sum(map(len, turns)) - len(measured)
 
-    def _flows_at_once(
-        self, turn: list[bandwidth.Flow], seconds: float, known: dict[int, RankFacts]
+    def _rates(
+        self, flows: Sequence[bandwidth.Flow], seconds: float
     ) -> dict[bandwidth.Flow, float | None]:
-        """The rates of these flows in bits per second, None for those without an answer."""
-        keys: dict[bandwidth.Flow, str] = {}
-        for source, target in turn:
-            if source != 0:
-                place = f"{source}/{self._orders[source]}"
-                self._orders[source] += 1
-                keys[source, target] = f"answer/{place}"
-                self._exchange.put(f"order/{place}", {"peer": target, "seconds": seconds})
-        found = {
-            flow: send_flow(known[flow[1]], seconds, FLOW_REPLY_TIMEOUT_SECONDS)
-            for flow in turn
-            if flow not in keys
-        }
-        deadline = monotonic() + seconds + 2 * FLOW_REPLY_TIMEOUT_SECONDS
-        answers = self._exchange.gather(keys.values(), deadline)
-        return found | {flow: answers.get(key, {}).get("rate") for flow, key in keys.items()}
+        """The rates of concurrent flows, None for those without an answer."""
+        orders = {source: {"peer": target, "seconds": seconds} for source, target in flows}
+        answers = self._order(orders, seconds + 2 * FLOW_REPLY_TIMEOUT_SECONDS)
+        return {flow: answers.get(flow[0]) for flow in flows}
 
-    def _end(self, ranks: list[RankFacts]) -> None:
-        """End it for all; the store may be in this process, so the others read it first."""
-        others = [facts.rank for facts in ranks if facts.rank != 0]
-        for rank in others:
-            self._exchange.put(f"order/{rank}/{self._orders[rank]}", DOCTOR_OVER_ORDER)
-        deadline = monotonic() + DOCTOR_LEAVE_TIMEOUT_SECONDS
-        self._exchange.gather([f"left/{rank}" for rank in others], deadline)
-
-    def _absent(self, ranks: list[RankFacts]) -> list[Finding]:
-        present = {facts.rank for facts in ranks}
-        absent = [rank for rank in range(self._size) if rank not in present]
-        if not absent:
-            hosts = len(by_host(ranks))
-            return [ok("ranks", f"all {self._size} joined, on {hosts} host{'s' * (hosts > 1)}")]
+    def _absent(self) -> list[Finding]:
         remedy = (
             "look at its output: was it started, with the same number of workers, and does its "
             "host reach MASTER_ADDR?"
         )
-        return [
-            _about_rank(rank, f"hasn't joined within {self._timeout:g} s", remedy)
-            for rank in absent
-        ]
-
-
-def _mute(facts: RankFacts) -> Finding:
-    return fail(
-        "ranks",
-        f"{facts.label} joined, and then stopped answering",
-        "look at its output, and whether its host is busy or its process is stopped",
-        [facts],
-        named=True,
-    )
+        what = f"hasn't joined within {self.timeout:g} s"
+        absent = [rank for rank in range(self.size) if rank not in self.known]
+        hosts = counted(len(by_host([*self.known.values()])), "host")
+        fine = [] if absent else [ok("ranks", f"all {self.size} joined, on {hosts}")]
+        return fine + [_about_rank(rank, what, remedy) for rank in absent]

@@ -23,6 +23,8 @@ SPINE_ADDRESS = "10.84.255.1"
 GATEWAY = "169.254.1.1"  # the rack as a host sees it, and the spine as a rack sees it
 MAX_LAB_RACKS = 255
 MAX_HOSTS_PER_RACK = 254
+NEAR_MAC, FAR_MAC = "02:54:00:00:00:01", "02:54:00:00:00:02"
+"""Fixed addresses, which static neighbour entries can name; only two ends share a cable."""
 _LAB_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 
 
@@ -31,6 +33,7 @@ class Port(NamedTuple):
 
     namespace: str
     device: str
+    address: str  # by which other namespaces reach this one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +42,6 @@ class Cable:
 
     near: Port
     far: Port
-    near_address: str
-    far_address: str
     behind: str  # the addresses that the far end reaches through the link
 
 
@@ -86,8 +87,7 @@ class Wiring:
         return self.host(self.cluster.host(rank).name)
 
     def namespaces(self) -> list[str]:
-        racks = [self.rack(number) for number in range(len(self.cluster.racks))]
-        return [self.spine, *racks, *map(self.host, self.hosts)]
+        return [self.spine, *(cable.near.namespace for cable in self.cables())]
 
     def address(self, host: str) -> str:
         rack, slot = self.hosts[host]
@@ -98,10 +98,8 @@ class Wiring:
 
     def uplink(self, number: int) -> Cable:
         return Cable(
-            near=Port(self.rack(number), "up"),
-            far=Port(self.spine, f"r{number}"),
-            near_address=self.rack_address(number),
-            far_address=GATEWAY,
+            near=Port(self.rack(number), "up", self.rack_address(number)),
+            far=Port(self.spine, f"r{number}", SPINE_ADDRESS),
             behind=f"10.84.{number}.0/24",
         )
 
@@ -109,10 +107,8 @@ class Wiring:
         rack, slot = self.hosts[host]
         address = self.address(host)
         return Cable(
-            near=Port(self.host(host), HOST_DEVICE),
-            far=Port(self.rack(rack), f"h{slot}"),
-            near_address=address,
-            far_address=GATEWAY,
+            near=Port(self.host(host), HOST_DEVICE, address),
+            far=Port(self.rack(rack), f"h{slot}", self.rack_address(rack)),
             behind=f"{address}/32",
         )
 
@@ -129,21 +125,17 @@ class Wiring:
         uplinks = [self.uplink(number) for number in range(len(self.cluster.racks))]
         return uplinks + [self.nic(host) for host in self.hosts]
 
-    def port(self, link: Link) -> Port:
-        """The interface at which this direction of a link is shaped."""
+    def ends(self, link: Link) -> tuple[Port, Port]:
+        """The interface at which this direction of a link is shaped, and the opposite one."""
         if link.kind == "nic":
             cable = self.nic(link.owner)
         else:
             names = [rack.name for rack in self.cluster.racks]
             cable = self.uplink(names.index(link.owner))
-        return cable.near if link.direction == "out" else cable.far
+        near, far = cable.near, cable.far
+        return (near, far) if link.direction == "out" else (far, near)
 
 
 def prefix(lab: str) -> str:
     """The prefix that the namespaces of this lab have, and those of no other."""
     return f"thalweg.{lab}."
-
-
-def mac(port: Port, cable: Cable) -> str:
-    """A fixed address, which static neighbour entries can name; only two ends share a cable."""
-    return "02:54:00:00:00:01" if port == cable.near else "02:54:00:00:00:02"

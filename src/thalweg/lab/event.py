@@ -1,4 +1,5 @@
-"""Events that change a cluster while workers run in it.
+"""Events that change a cluster while workers run in it, and the runner that applies each when its
+step or its time has come.
 
     { at_step = 20, action = "degrade", rack = 0, rate = "50mbit", direction = "in" }
 
@@ -23,15 +24,21 @@ Fault injection adds `until`, the time at which an event ends, and these actions
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from time import monotonic
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from thalweg.errors import LabError
 from thalweg.facts import Cluster, Duration, Host, Link, Rack, Rate
 from thalweg.facts.toml_reader import TomlTable
+from thalweg.lab.shaping import BOTH_DIRECTIONS, Direction, Shape
+from thalweg.launch.place import WorkerControl
 
-Direction = Literal["out", "in"]
+if TYPE_CHECKING:
+    from thalweg.lab.lab import Lab
+
 LinkAction = Literal["degrade", "restore", "flow", "cut", "heal"]
 WorkerAction = Literal["kill", "restart", "pause", "resume"]
 FaultAction = Literal[
@@ -51,7 +58,7 @@ END_ACTIONS: dict[Action, Action] = {
     "garble": "ungarble",
     "disk": "free",
 }
-BOTH_DIRECTIONS: tuple[Direction, ...] = ("out", "in")
+NO_HANDLERS: Mapping[Action, Callable[[], None]] = MappingProxyType({})
 EVENT_KEYS = ("action", "at_step", "at", "rack", "host", "rate", "direction", "flows")
 
 
@@ -73,14 +80,17 @@ class Event:
 
     def __post_init__(self) -> None:
         targets = [target for target in (self.rack, self.host, self.rank) if target is not None]
-        if len(targets) != (self.action not in ACTIONS_WITHOUT_TARGET):
-            raise LabError(f"{self.action} needs one target", "give rack or host")
-        if (self.at_step is None) == (self.at is None):
-            raise LabError(f"{self.action} needs one time", "give at_step or at")
-        if self.action in WORKER_ACTIONS and self.rack is not None:
-            raise LabError(f"{self.action} applies to workers", "give host instead of rack")
-        if self.action == "degrade" and self.rate is None:
-            raise LabError("degrade needs a rate", 'give rate = "50mbit"')
+        targets_needed = self.action not in ACTIONS_WITHOUT_TARGET
+        on_a_rack = self.action in WORKER_ACTIONS and self.rack is not None
+        without_rate = self.action == "degrade" and self.rate is None
+        for is_wrong, problem, remedy in (
+            (len(targets) != targets_needed, "needs one target", "give rack or host"),
+            ((self.at_step is None) == (self.at is None), "needs one time", "give at_step or at"),
+            (on_a_rack, "applies to workers", "give host instead of rack"),
+            (without_rate, "needs a rate", 'give rate = "50mbit"'),
+        ):
+            if is_wrong:
+                raise LabError(f"{self.action} {problem}", remedy)
 
     @classmethod
     def parse(cls, data: Mapping[str, Any] | Event, where: str = "the event") -> Event:
@@ -95,13 +105,13 @@ class Event:
             raise LabError(f"{where} has no action {action!r}", f"give one of {known}")
         return cls(
             action=action,
-            at_step=_count(table, "at_step", 0) if "at_step" in table else None,
+            at_step=table.whole("at_step", 0) if "at_step" in table else None,
             at=table.duration("at", Duration(0.0)) if "at" in table else None,
             rack=_target(table, "rack"),
             host=_target(table, "host"),
             rate=table.rate("rate") if "rate" in table else None,
             directions=directions(table.data.get("direction", "both")),
-            flows=_count(table, "flows", 1) if "flows" in table else 1,
+            flows=table.whole("flows", 1, 1),
         )
 
     def links(self, cluster: Cluster) -> list[Link]:
@@ -118,11 +128,10 @@ class Event:
 
 
 def directions(text: object) -> tuple[Direction, ...]:
-    match text:
-        case "both":
-            return BOTH_DIRECTIONS
-        case "out" | "in":
-            return (text,)
+    if text == "both":
+        return BOTH_DIRECTIONS
+    if text == "out" or text == "in":
+        return (text,)
     raise LabError(f"{text!r} is not a direction", "give out, in or both")
 
 
@@ -133,13 +142,6 @@ def _target(table: TomlTable, key: str) -> int | str | None:
     raise LabError(
         f"{key} of {table.where} is {value!r}", f"give a number from 0, or a {key}'s name"
     )
-
-
-def _count(table: TomlTable, key: str, least: int) -> int:
-    value = table.data[key]
-    if type(value) is int and value >= least:
-        return value
-    raise LabError(f"{key} of {table.where} is {value!r}", f"give a whole number from {least}")
 
 
 def links_of(
@@ -175,3 +177,108 @@ def host_named(cluster: Cluster, host: int | str) -> Host:
     raise LabError(
         f"there is no host {host!r}", f"give a rank from 0 to {cluster.workers - 1}, or a name"
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppliedEvent:
+    """An event with its time since the start and the step of the slowest worker at that time."""
+
+    event: Event
+    seconds: float
+    step: int
+
+
+class EventRunner:
+    """`lab` is None for local workers, whose links can't change. `handlers` apply the actions that
+    concern neither links nor workers."""
+
+    def __init__(
+        self,
+        lab: Lab | None,
+        events: Sequence[Event] = (),
+        handlers: Mapping[Action, Callable[[], None]] = NO_HANDLERS,
+    ) -> None:
+        for event in events:
+            if lab is not None:
+                event.links(lab.cluster)  # raises if there is no such rack or host
+            if event.action == "degrade":
+                Shape(rate=event.rate)  # raises if the rate is out of range
+        self.fired: list[AppliedEvent] = []
+        self._lab = lab
+        self._handlers = handlers
+        self._pending = list(events)
+        self._active: list[Event] = []  # applied, and not ended
+        self._start = 0.0
+        self._step = 0
+
+    @property
+    def now(self) -> Duration:
+        """The time since the start of the run."""
+        return Duration(monotonic() - self._start)
+
+    def prepare(self) -> None:
+        self._start = monotonic()
+        for event in [e for e in self._pending if e.at_step == 0 and e.action in LINK_ACTIONS]:
+            self._pending.remove(event)
+            self.begin(event, None)
+
+    def poll(self, workers: WorkerControl) -> None:
+        if workers.running:
+            self._step = min(workers.steps.get(rank, 0) for rank in workers.running)
+        for event in list(self._pending):
+            reached = event.at_step is not None and self._step >= event.at_step
+            if reached or (event.at is not None and self.now >= event.at):
+                self._pending.remove(event)
+                self.begin(event, workers)
+        for _ in self.end_due(workers):
+            pass
+
+    def begin(self, event: Event, workers: WorkerControl | None) -> None:
+        """Apply an event now, and end it when its time is over."""
+        self.fired.append(AppliedEvent(event=event, seconds=self.now.seconds, step=self._step))
+        self._apply(event.action, event, workers)
+        if event.until is not None:
+            self._active.append(event)
+
+    def end_due(self, workers: WorkerControl) -> Iterator[Event]:
+        """End the events whose time is over, and yield each afterwards."""
+        for event in [e for e in self._active if e.until is not None and self.now >= e.until]:
+            if event.action in END_ACTIONS:
+                self._apply(END_ACTIONS[event.action], event, workers)
+            self._active.remove(event)
+            yield event
+
+    def _apply(self, action: Action, event: Event, workers: WorkerControl | None) -> None:
+        if action in self._handlers:
+            self._handlers[action]()
+        elif workers is not None and action == "store":
+            workers.kill_store()
+        elif workers is not None and action in WORKER_ACTIONS:
+            ranks: Sequence[int] = [event.rank or 0]
+            if event.rank is None and self._lab is not None:
+                ranks = self._lab.host(event.host or 0).ranks
+            for rank in ranks:
+                getattr(workers, action)(rank)
+        elif self._lab is not None:
+            _change_links(self._lab, action, event)
+
+
+def _change_links(lab: Lab, action: Action, event: Event) -> None:
+    from thalweg.lab import packet_faults  # needs Linux and pyroute2
+
+    links, rank, peer = event.links(lab.cluster), event.rank or 0, event.peer or 0
+    match action:
+        case "degrade" if event.rate is not None:
+            lab.links.degrade(links, event.rate)
+        case "restore":
+            lab.links.restore(links)
+        case "flow":
+            lab.links.fill(links, flows=event.flows, rate=event.rate)
+        case "cut":
+            lab.links.cut(links)
+        case "heal":
+            lab.links.heal(links)
+        case "blackhole" | "reroute":
+            packet_faults.set_blackhole(lab.wiring, rank, peer, on=action == "blackhole")
+        case "garble" | "ungarble":
+            packet_faults.set_garbling(lab.wiring, rank, on=action == "garble")

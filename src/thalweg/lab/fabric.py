@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import NoReturn
 
@@ -21,7 +22,15 @@ from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.rtnl import TC_H_ROOT
 
 from thalweg.errors import LabError
-from thalweg.lab.addressing import GATEWAY, SPINE_ADDRESS, Cable, Port, Wiring, mac
+from thalweg.lab.addressing import (
+    FAR_MAC,
+    GATEWAY,
+    NEAR_MAC,
+    SPINE_ADDRESS,
+    Cable,
+    Port,
+    Wiring,
+)
 from thalweg.lab.namespaces import NETNS_PATH, create, inside, not_entered, refused
 from thalweg.lab.shaping import ROOT_QDISC_HANDLE, Shape, qdiscs
 from thalweg.launch.worker_group import allow_descriptors
@@ -70,9 +79,7 @@ def _build(wiring: Wiring, shapes: Mapping[Port, Shape], progress: Progress) -> 
         # Ctrl-C is handled between two parts: a callback of pyroute2 would lose it.
         for name in names:
             with signals_blocked():
-                _up(sockets[name], "lo")
-        with signals_blocked():
-            _add_address(sockets[wiring.spine], "lo", SPINE_ADDRESS)
+                _up(sockets[name], "lo", *[SPINE_ADDRESS] * (name == wiring.spine))
         for number, cable in enumerate(cables, start=len(names) + 1):
             with signals_blocked():
                 _connect(sockets, cable)
@@ -108,28 +115,21 @@ class Sockets:
 
 def _connect(sockets: Sockets, cable: Cable) -> None:
     near, far = sockets[cable.near.namespace], sockets[cable.far.namespace]
-    far.link(
-        "add",
-        kind="veth",
-        ifname=cable.far.device,
-        address=mac(cable.far, cable),
-        peer={
-            "ifname": cable.near.device,
-            "address": mac(cable.near, cable),
-            "net_ns_fd": cable.near.namespace,
-        },
-    )
-    _add_address(near, cable.near.device, cable.near_address)
-    _add_address(far, cable.far.device, cable.far_address)
-    inward, outward = _up(near, cable.near.device), _up(far, cable.far.device)
-    _add_neighbour(near, inward, cable.far_address, mac(cable.far, cable))
-    _add_neighbour(far, outward, cable.near_address, mac(cable.near, cable))
+    address = cable.near.address
+    peer = {
+        "ifname": cable.near.device,
+        "address": NEAR_MAC,
+        "net_ns_fd": cable.near.namespace,
+    }
+    far.link("add", kind="veth", ifname=cable.far.device, address=FAR_MAC, peer=peer)
+    inward = _up(near, cable.near.device, address)
+    outward = _up(far, cable.far.device, GATEWAY)
+    near.neigh("add", ifindex=inward, dst=GATEWAY, lladdr=FAR_MAC, state=NUD_PERMANENT)
+    far.neigh("add", ifindex=outward, dst=address, lladdr=NEAR_MAC, state=NUD_PERMANENT)
     near.route("add", dst="default", gateway=GATEWAY, oif=inward, flags=RTNH_F_ONLINK)
-    far.route("add", dst=f"{cable.near_address}/32", oif=outward, scope=RT_SCOPE_LINK)
-    if cable.behind != f"{cable.near_address}/32":
-        far.route(
-            "add", dst=cable.behind, gateway=cable.near_address, oif=outward, flags=RTNH_F_ONLINK
-        )
+    far.route("add", dst=f"{address}/32", oif=outward, scope=RT_SCOPE_LINK)
+    if cable.behind != f"{address}/32":
+        far.route("add", dst=cable.behind, gateway=address, oif=outward, flags=RTNH_F_ONLINK)
 
 
 def _index(socket: NetNS, device: str) -> int:
@@ -139,18 +139,13 @@ def _index(socket: NetNS, device: str) -> int:
     return int(found[0])
 
 
-def _up(socket: NetNS, device: str) -> int:
+def _up(socket: NetNS, device: str, *addresses: str) -> int:
+    """Give the interface these addresses, bring it up, and return its index."""
     index = _index(socket, device)
+    for address in addresses:
+        socket.addr("add", index=index, address=address, prefixlen=32)
     socket.link("set", index=index, state="up")
     return index
-
-
-def _add_address(socket: NetNS, device: str, address: str) -> None:
-    socket.addr("add", index=_index(socket, device), address=address, prefixlen=32)
-
-
-def _add_neighbour(socket: NetNS, index: int, address: str, lladdr: str) -> None:
-    socket.neigh("add", ifindex=index, dst=address, lladdr=lladdr, state=NUD_PERMANENT)
 
 
 def shape(sockets: Sockets, port: Port, wanted: Shape) -> None:
@@ -168,7 +163,7 @@ def shape(sockets: Sockets, port: Port, wanted: Shape) -> None:
         socket.tc(command, index=index, **parameters)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class QdiscStats:
     """The kernel's counters of a queueing discipline."""
 
@@ -186,32 +181,28 @@ def read_qdisc_stats(sockets: Sockets, port: Port) -> list[QdiscStats]:
 def _qdiscs(socket: NetNS, index: int) -> list[QdiscStats]:
     """The queueing disciplines from the root on, without the kernel's default."""
     found = []
-    for message in socket.get_qdiscs(index=index):
+    for message in sorted(socket.get_qdiscs(index=index), key=itemgetter("handle")):
         kind, stats = message.get_attr("TCA_KIND"), message.get_attr("TCA_STATS")
-        if message["handle"] == 0 or kind == "noqueue":
-            continue
         rate = None
         if kind == "tbf":
             rate = 8.0 * message.get_attr("TCA_OPTIONS").get_attr("TCA_TBF_PARMS")["rate"]
-        measured = QdiscStats(
-            kind=kind, bits_per_second=rate, sent_nbytes=stats["bytes"], drops=stats["drop"]
-        )
-        found.append((message["handle"], measured))
-    return [measured for _, measured in sorted(found, key=lambda pair: pair[0])]
+        if message["handle"] != 0 and kind != "noqueue":
+            found.append(QdiscStats(kind, rate, stats["bytes"], stats["drop"]))
+    return found
 
 
 def has_netem() -> bool:
     """True if this kernel can delay packets."""
-    code = try_in_own_network(_add_netem)
+
+    def add_netem() -> None:
+        with IPRoute() as socket:
+            loopback = socket.link_lookup(ifname="lo")[0]
+            socket.tc("add", kind="netem", index=loopback, handle=ROOT_QDISC_HANDLE)
+
+    code = try_in_own_network(add_netem)
     if code == NO_RIGHTS_EXIT_CODE:
         raise refused(PermissionError(errno.EPERM, os.strerror(errno.EPERM)))
     return code == 0
-
-
-def _add_netem() -> None:
-    with IPRoute() as socket:
-        loopback = socket.link_lookup(ifname="lo")[0]
-        socket.tc("add", kind="netem", index=loopback, handle=ROOT_QDISC_HANDLE)
 
 
 def try_in_own_network(attempt: Callable[[], None]) -> int:

@@ -7,6 +7,7 @@ with Lab(racks=2, hosts=4, nic="200mbit", uplink="50mbit") as lab:
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -15,11 +16,10 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from thalweg.errors import LabError
-from thalweg.facts import Cluster, Duration, Host, Link, Rate, about
+from thalweg.facts import Cluster, Duration, Host, Rate, about
 from thalweg.lab import registry
 from thalweg.lab.addressing import HOST_DEVICE, SPINE_ADDRESS, Wiring
-from thalweg.lab.event import BOTH_DIRECTIONS, Event, host_named
-from thalweg.lab.event_runner import AppliedEvent, EventRunner
+from thalweg.lab.event import AppliedEvent, Event, EventRunner, host_named
 from thalweg.lab.fabric import Progress, build, has_netem
 from thalweg.lab.links import LabLinks
 from thalweg.lab.namespaces import enter, processes, refused, remove, set_host_identity
@@ -188,12 +188,12 @@ class Lab:
 
     @property
     def wiring(self) -> Wiring:
-        return Wiring(self.name, self.cluster)
+        return self.record.wiring
 
     @property
     def links(self) -> LabLinks:
         """The links of the lab, to degrade, cut and fill."""
-        return LabLinks(self.record, self.wiring)
+        return LabLinks(self.record)
 
     @property
     def notes(self) -> list[str]:
@@ -202,7 +202,7 @@ class Lab:
 
     @property
     def place(self) -> Place:
-        return LabPlace(self.record, self.wiring)
+        return LabPlace(self.record)
 
     def processes(self) -> dict[str, list[int]]:
         """The process ids on each host, by its name, without competing flows."""
@@ -216,32 +216,22 @@ class Lab:
     def status(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Rows for hosts with their NICs, and for racks with their uplinks."""
         links, running = self.links.status(), self.processes()
+        states: dict[tuple[str, str], dict[str, Any]] = defaultdict(dict)
+        for link, state in links.items():
+            states[link.kind, link.owner][f"{link.kind}_{link.direction}"] = state
         hosts = [
             {
                 "host": host.name,
                 "rack": rack.name,
                 "ranks": list(host.ranks),
                 "address": self.wiring.address(host.name),
-                **{
-                    f"nic_{direction}": links[Link("nic", host.name, direction)]
-                    for direction in BOTH_DIRECTIONS
-                },
+                **states["nic", host.name],
                 "processes": len(running[host.name]),
             }
             for rack in self.cluster.racks
             for host in rack.hosts
         ]
-        racks = [
-            {
-                "rack": rack.name,
-                **{
-                    f"uplink_{direction}": links[Link("uplink", rack.name, direction)]
-                    for direction in BOTH_DIRECTIONS
-                },
-            }
-            for rack in self.cluster.racks
-        ]
-        return hosts, racks
+        return hosts, [{"rack": r.name, **states["uplink", r.name]} for r in self.cluster.racks]
 
     # Work and events
 
@@ -346,9 +336,9 @@ def _remove(name: str) -> None:
 class LabPlace(Place):
     """A lab as the place of workers: each on its host, the store on the spine."""
 
-    def __init__(self, record: LabRecord, wiring: Wiring) -> None:
-        self._record = record
-        self._wiring = wiring
+    def __init__(self, record: LabRecord) -> None:
+        self._folder = record.folder
+        self._wiring = record.wiring
 
     @property
     def address(self) -> str:
@@ -358,7 +348,7 @@ class LabPlace(Place):
         wiring = self._wiring
         name = "spine" if rank is None else wiring.cluster.host(rank).name
         enter(wiring.spine if rank is None else wiring.host(name))
-        set_host_identity(name, self._record.folder / HOSTS_FILE)
+        set_host_identity(name, self._folder / HOSTS_FILE)
 
     def environment(self, rank: int) -> Mapping[str, str]:
         ranks = self._wiring.cluster.host(rank).ranks
@@ -366,7 +356,7 @@ class LabPlace(Place):
             "LOCAL_RANK": str(ranks.index(rank)),
             "LOCAL_WORLD_SIZE": str(len(ranks)),
             "GLOO_SOCKET_IFNAME": HOST_DEVICE,
-            CLUSTER_VARIABLE: str(self._record.folder / CLUSTER_FILE),
+            CLUSTER_VARIABLE: str(self._folder / CLUSTER_FILE),
             "RES_OPTIONS": "timeout:1 attempts:1",  # no name server is reachable from here
         }
 

@@ -11,19 +11,19 @@ import os
 import select
 import signal
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from thalweg.errors import LabError
 from thalweg.facts import Link, Rate
-from thalweg.lab.addressing import SPINE_ADDRESS, Port, Wiring
-from thalweg.lab.event import BOTH_DIRECTIONS, Direction, links_of
+from thalweg.lab.addressing import Port
+from thalweg.lab.event import links_of
 from thalweg.lab.fabric import Sockets, read_qdisc_stats, shape
 from thalweg.lab.namespaces import enter, processes
 from thalweg.lab.registry import LabChanges, LabRecord
-from thalweg.lab.shaping import Shape, declared
+from thalweg.lab.shaping import BOTH_DIRECTIONS, Direction, Shape, declared
 from thalweg.launch.worker_process import fork
 
 SEND_CHUNK_BYTES = 1 << 18  # of a flow
@@ -32,9 +32,9 @@ FLOW_PARENT_POLL_SECONDS = 0.5  # how often a flow looks for its parent
 
 
 class LabLinks:
-    def __init__(self, record: LabRecord, wiring: Wiring) -> None:
+    def __init__(self, record: LabRecord) -> None:
         self._record = record
-        self._wiring = wiring
+        self._wiring = record.wiring
         self._declared = declared(record.cluster, loss=record.loss, netem=record.netem)
 
     def all(self) -> list[Link]:
@@ -51,40 +51,47 @@ class LabLinks:
         return links_of(self._record.cluster, rack=rack, host=host, directions=directions)
 
     def declared_ports(self) -> dict[Port, Shape]:
-        return {self._wiring.port(link): wanted for link, wanted in self._declared.items()}
+        return {self._wiring.ends(link)[0]: wanted for link, wanted in self._declared.items()}
 
     def degrade(self, links: Iterable[Link], rate: Rate) -> None:
         Shape(rate=rate)  # raises if the rate is out of range
-        with self._record.changing() as state:
-            for link in links:
-                state.rates[str(link)] = str(rate)
-                self._apply(link, state)
+
+        def set_rate(state: LabChanges, link: Link) -> None:
+            state.rates[str(link)] = str(rate)
+
+        self._change(links, set_rate)
 
     def restore(self, links: Iterable[Link]) -> None:
         """Restore the declared state of links, and end the competing flows in them."""
-        with self._record.changing() as state:
-            for link in links:
-                self._end_flows(link, state.flows.pop(str(link), []))
-                changed = state.rates.pop(str(link), None) is not None
-                if str(link) in state.cuts:
-                    state.cuts.remove(str(link))
-                    changed = True
-                if changed:
-                    self._apply(link, state)
+
+        def restore(state: LabChanges, link: Link) -> None:
+            self._end_flows(state, link)
+            state.rates.pop(str(link), None)
+            _set_cut(state, link, False)
+
+        self._change(links, restore)
 
     def cut(self, links: Iterable[Link]) -> None:
-        with self._record.changing() as state:
-            for link in links:
-                if str(link) not in state.cuts:
-                    state.cuts.append(str(link))
-                    self._apply(link, state)
+        self._change(links, lambda state, link: _set_cut(state, link, True))
 
     def heal(self, links: Iterable[Link]) -> None:
+        self._change(links, lambda state, link: _set_cut(state, link, False))
+
+    def _change(self, links: Iterable[Link], change: Callable[[LabChanges, Link], None]) -> None:
+        """Make this change of each link, and shape those that differ afterwards."""
         with self._record.changing() as state:
             for link in links:
-                if str(link) in state.cuts:
-                    state.cuts.remove(str(link))
-                    self._apply(link, state)
+                before = self._shape(link, state)
+                change(state, link)
+                wanted = self._shape(link, state)
+                if wanted != before:
+                    with Sockets() as sockets:
+                        shape(sockets, self._wiring.ends(link)[0], wanted)
+
+    def _shape(self, link: Link, state: LabChanges) -> Shape:
+        wanted = replace(self._declared[link], cut=str(link) in state.cuts)
+        rate = state.rates.get(str(link))
+        return wanted if rate is None else replace(wanted, rate=Rate.parse(rate))
 
     def fill(
         self,
@@ -99,74 +106,49 @@ class LabLinks:
         try:
             with self._record.changing() as state:
                 for link in (link for link in links for _ in range(flows)):
-                    pid = start_flow(*self._ends(link), rate, detached=detached)
+                    pid = start_flow(*self._wiring.ends(link), rate, detached=detached)
                     started.append((link, pid))
                 for link, pid in started:
                     state.flows.setdefault(str(link), []).append(pid)
         except BaseException:
             for link, pid in started:
-                self._end_flows(link, [pid])
+                stop_flow(pid, self._wiring.ends(link)[0])
             raise
 
     def end_flows(self) -> None:
         with self._record.changing() as state:
             for link in self._declared:
-                self._end_flows(link, state.flows.pop(str(link), []))
+                self._end_flows(state, link)
 
-    def _end_flows(self, link: Link, pids: Iterable[int]) -> None:
-        for pid in pids:
-            stop_flow(pid, self._ends(link)[0])
+    def _end_flows(self, state: LabChanges, link: Link) -> None:
+        for pid in state.flows.pop(str(link), []):
+            stop_flow(pid, self._wiring.ends(link)[0])
 
     def status(self) -> dict[Link, dict[str, Any]]:
         """The declared and the current state of every link, with the kernel's counters."""
-        state = self._record.state()
+        state, rows = self._record.state(), {}
         with Sockets() as sockets:
-            return {link: self._row(sockets, link, state) for link in self._declared}
-
-    def _row(self, sockets: Sockets, link: Link, state: LabChanges) -> dict[str, Any]:
-        wanted = self._declared[link]
-        measured = read_qdisc_stats(sockets, self._wiring.port(link))
-        rates = [q.bits_per_second for q in measured if q.bits_per_second is not None]
-        return {
-            "declared": None if wanted.rate is None else str(wanted.rate),
-            "rate": str(Rate(rates[0])) if rates else None,
-            "cut": str(link) in state.cuts,
-            "flows": len(state.flows.get(str(link), [])),
-            "latency_ms": 1000 * wanted.delay,
-            "loss": wanted.loss,
-            "sent_bytes": measured[0].sent_nbytes if measured else None,
-            "drops": sum(q.drops for q in measured),
-        }
-
-    def _apply(self, link: Link, state: LabChanges) -> None:
-        wanted = replace(self._declared[link], cut=str(link) in state.cuts)
-        if str(link) in state.rates:
-            wanted = replace(wanted, rate=Rate.parse(state.rates[str(link)]))
-        with Sockets() as sockets:
-            shape(sockets, self._wiring.port(link), wanted)
-
-    def _ends(self, link: Link) -> tuple[FlowEndpoint, FlowEndpoint]:
-        """The source and the target of a flow through this link alone."""
-        wiring = self._wiring
-        if link.kind == "uplink":
-            number = [rack.name for rack in self._record.cluster.racks].index(link.owner)
-            near = FlowEndpoint(wiring.rack(number), wiring.rack_address(number))
-            far = FlowEndpoint(wiring.spine, SPINE_ADDRESS)
-        else:
-            number, _ = wiring.hosts[link.owner]
-            near = FlowEndpoint(wiring.host(link.owner), wiring.address(link.owner))
-            far = FlowEndpoint(wiring.rack(number), wiring.rack_address(number))
-        return (near, far) if link.direction == "out" else (far, near)
+            for link, wanted in self._declared.items():
+                measured = read_qdisc_stats(sockets, self._wiring.ends(link)[0])
+                rates = [q.bits_per_second for q in measured if q.bits_per_second is not None]
+                rows[link] = {
+                    "declared": None if wanted.rate is None else str(wanted.rate),
+                    "rate": str(Rate(rates[0])) if rates else None,
+                    "cut": str(link) in state.cuts,
+                    "flows": len(state.flows.get(str(link), [])),
+                    "latency_ms": 1000 * wanted.delay,
+                    "loss": wanted.loss,
+                    "sent_bytes": measured[0].sent_nbytes if measured else None,
+                    "drops": sum(q.drops for q in measured),
+                }
+        return rows
 
 
-class FlowEndpoint(NamedTuple):
-    namespace: str
-    address: str
+def _set_cut(state: LabChanges, link: Link, cut: bool) -> None:
+    state.cuts = [other for other in state.cuts if other != str(link)] + [str(link)] * cut
 
 
-def start_flow(
-    source: FlowEndpoint, target: FlowEndpoint, rate: Rate | None, *, detached: bool = False
-) -> int:
+def start_flow(source: Port, target: Port, rate: Rate | None, *, detached: bool = False) -> int:
     """Start a flow between two namespaces, and return its process id. Unless it is detached it
     ends with the process that started it."""
     reads, writes = os.pipe()
@@ -181,7 +163,7 @@ def start_flow(
     return pid
 
 
-def stop_flow(pid: int, source: FlowEndpoint) -> None:
+def stop_flow(pid: int, source: Port) -> None:
     """Kill a flow, if the process id is still that of the flow."""
     runs = pid in processes([source.namespace]).get(source.namespace, ())
     if runs:
@@ -191,11 +173,16 @@ def stop_flow(pid: int, source: FlowEndpoint) -> None:
 
 
 def _be_flow(
-    source: FlowEndpoint, target: FlowEndpoint, rate: Rate | None, parent: int | None, pipe: int
+    source: Port, target: Port, rate: Rate | None, parent: int | None, pipe: int
 ) -> NoReturn:
     try:
         os.setsid()
-        _close_descriptors_except(pipe)
+        # Inherited pipes and sockets must close when the parent process ends.
+        null = os.open(os.devnull, os.O_RDWR)
+        for standard in range(3):
+            os.dup2(null, standard)
+        os.closerange(3, pipe)
+        os.closerange(pipe + 1, os.sysconf("SC_OPEN_MAX"))
         sender, listener = _connect(source, target, rate)
         os.close(pipe)
         _flow(sender, listener, parent)
@@ -206,18 +193,7 @@ def _be_flow(
         os._exit(0)
 
 
-def _close_descriptors_except(kept: int) -> None:
-    """Close inherited pipes and sockets, which must close when the parent process ends."""
-    null = os.open(os.devnull, os.O_RDWR)
-    for standard in range(3):
-        os.dup2(null, standard)
-    os.closerange(3, kept)
-    os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
-
-
-def _connect(
-    source: FlowEndpoint, target: FlowEndpoint, rate: Rate | None
-) -> tuple[socket.socket, socket.socket]:
+def _connect(source: Port, target: Port, rate: Rate | None) -> tuple[socket.socket, socket.socket]:
     """The connecting sender and the listener that will accept it."""
     enter(target.namespace)
     listener = socket.create_server((target.address, 0))

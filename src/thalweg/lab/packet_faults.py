@@ -8,8 +8,7 @@ as handshakes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, suppress
 from socket import inet_aton
 from typing import Any
 
@@ -38,38 +37,29 @@ def set_blackhole(wiring: Wiring, rank: int, peer: int, *, on: bool) -> None:
         socket = sockets[wiring.host_of(rank)]
         if on:
             socket.route("add", **route)
-            return
-        with suppress(NetlinkError):
-            socket.route("del", **route)
+        else:
+            with suppress(NetlinkError):
+                socket.route("del", **route)
 
 
 def set_garbling(wiring: Wiring, rank: int, *, on: bool) -> None:
     """Overwrite bytes that a rank's host sends to other hosts, or stop that."""
-    with inside(wiring.host_of(rank)), _rules() as rules:
-        if on:
-            _add(rules)
-            return
-        with suppress(NetlinkError):
-            rules.table("del", name=GARBLE_TABLE)
+    with inside(wiring.host_of(rank)):
+        _garble(on=on)
 
 
 def can_garble() -> bool:
     """True if this kernel can overwrite bytes of packets."""
-    return try_in_own_network(_try) == 0
+    return try_in_own_network(lambda: _garble(on=True)) == 0
 
 
-def _try() -> None:
-    with _rules() as rules:
-        _add(rules)
-
-
-@contextmanager
-def _rules() -> Iterator[NFTables]:
-    rules = NFTables(nfgen_family=NFPROTO_IPV4)
-    try:
-        yield rules
-    finally:
-        rules.close()
+def _garble(*, on: bool) -> None:
+    with closing(NFTables(nfgen_family=NFPROTO_IPV4)) as rules:
+        if on:
+            _add(rules)
+        else:
+            with suppress(NetlinkError):
+                rules.table("del", name=GARBLE_TABLE)
 
 
 def _add(rules: NFTables) -> None:

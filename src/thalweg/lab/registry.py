@@ -72,6 +72,10 @@ class LabRecord:
     def folder(self) -> Path:
         return LAB_REGISTRY_PATH / self.name
 
+    @property
+    def wiring(self) -> Wiring:
+        return Wiring(self.name, self.cluster)
+
     def abandoned(self) -> bool:
         if self.owner is None:
             return False
@@ -103,12 +107,7 @@ class LabRecord:
 
 
 def enrol(
-    name: str | None,
-    cluster: Cluster,
-    *,
-    loss: float,
-    netem: bool,
-    notes: list[str],
+    name: str | None, cluster: Cluster, *, loss: float, netem: bool, notes: list[str]
 ) -> LabRecord:
     """Register a lab of this process, with this name or the first free one of lab1, lab2, ..."""
     pid = os.getpid()
@@ -158,16 +157,12 @@ def find(name: str) -> LabRecord:
         raise LabError(
             f"there is no lab {name!r}", f"make one with `thalweg lab up`; existing labs: {known}"
         ) from None
-    owner = properties["owner"]
+    owner = properties.pop("owner")
     return LabRecord(
         name=name,
-        id=properties.get("id", ""),
-        maker=properties.get("maker", [-1, "elsewhere"]),
         cluster=cluster,
-        loss=properties["loss"],
-        netem=properties["netem"],
-        notes=properties["notes"],
         owner=None if owner is None else Owner(*owner),
+        **{"id": "", "maker": [-1, "elsewhere"], **properties},  # a former version wrote neither
     )
 
 
@@ -221,7 +216,7 @@ def locked_record(name: str, *, wait: bool = True) -> Iterator[LabRecord | None]
 
 
 def _all() -> list[LabRecord]:
-    return [record for name in names() if (record := _find(name)) is not None]
+    return [record for record in map(_find, names()) if record is not None]
 
 
 def _find(name: str) -> LabRecord | None:
@@ -242,7 +237,7 @@ def _write(record: LabRecord) -> bool:
     _write_json(folder / "lab.json", _properties(record))
     _write_json(folder / "state.json", asdict(LabChanges()))
     (folder / CLUSTER_FILE).write_text(format_cluster(record.cluster), encoding="utf-8")
-    (folder / HOSTS_FILE).write_text(Wiring(record.name, record.cluster).host_table())
+    (folder / HOSTS_FILE).write_text(record.wiring.host_table())
     folder.chmod(0o755)
     try:
         folder.rename(record.folder)

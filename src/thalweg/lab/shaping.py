@@ -11,12 +11,13 @@ Delay and loss need netem in the kernel. A cut link drops all packets.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from thalweg.errors import LabError
 from thalweg.facts import Cluster, Link, Rate
-from thalweg.lab.event import BOTH_DIRECTIONS
 
+Direction = Literal["out", "in"]
+BOTH_DIRECTIONS: tuple[Direction, ...] = ("out", "in")
 MIN_TOKEN_BUCKET_BYTES = 128 * 1024
 TOKEN_BUCKET_SECONDS = 0.002  # at the link's rate; timers aren't more accurate
 MIN_LINK_QUEUE_BYTES = 1_000_000
@@ -82,14 +83,11 @@ def qdiscs(shape: Shape) -> list[Qdisc]:
     if shape.rate is not None:
         inner = {"handle": INNER_QDISC_HANDLE, "parent": f"{ROOT_QDISC_HANDLE}1"}
         handle = inner if found else {"handle": ROOT_QDISC_HANDLE}
-        found.append({"kind": "tbf", **handle, **_bucket(shape.rate)})
+        rate = shape.rate.bits_per_second / 8
+        bucket = {
+            "rate": round(rate),
+            "burst": max(MIN_TOKEN_BUCKET_BYTES, round(rate * TOKEN_BUCKET_SECONDS)),
+            "limit": max(MIN_LINK_QUEUE_BYTES, round(rate * LINK_QUEUE_SECONDS)),
+        }
+        found.append({"kind": "tbf", **handle, **bucket})
     return found
-
-
-def _bucket(rate: Rate) -> dict[str, Any]:
-    bytes_per_second = rate.bits_per_second / 8
-    return {
-        "rate": round(bytes_per_second),
-        "burst": max(MIN_TOKEN_BUCKET_BYTES, round(bytes_per_second * TOKEN_BUCKET_SECONDS)),
-        "limit": max(MIN_LINK_QUEUE_BYTES, round(bytes_per_second * LINK_QUEUE_SECONDS)),
-    }

@@ -45,17 +45,17 @@ from thalweg.predict.calibration_trials import (
     wanted_trials,
 )
 from thalweg.predict.fitting import fit
-from thalweg.probing.cluster_builder import cluster_of, names_of
 from thalweg.probing.codec_costs import measure_codecs
 from thalweg.probing.coordinator import (
     PROBE_LEADER_RANK,
     Counted,
     Effort,
+    HostInfo,
     ProbeCoordinator,
     run_coordinated,
 )
 from thalweg.probing.link_rates import measure_nics, measure_uplinks
-from thalweg.probing.network import HostInfo, NetworkOfHosts
+from thalweg.probing.result import cluster_of, names_of
 from thalweg.probing.survey import declared_racks, in_one_rack, survey
 from thalweg.schedules import Group
 
@@ -180,7 +180,7 @@ def quick_survey(
     return parse_cluster(run_coordinated(namespace, abort_flag, effort, survey_links, counted))
 
 
-def survey_quickly(network: NetworkOfHosts, declared: Cluster | None) -> Cluster:
+def survey_quickly(network: ProbeCoordinator, declared: Cluster | None) -> Cluster:
     """Measure the links of declared racks on rank 0; a whole probe if a host isn't as declared.
 
     Where one rack is only assumed, its hosts are those that are present.
@@ -211,7 +211,7 @@ def racks_of(hosts: Sequence[HostInfo], declared: Cluster) -> list[frozenset[int
 
 
 def _round_trips(
-    network: NetworkOfHosts, racks: Sequence[frozenset[int]]
+    network: ProbeCoordinator, racks: Sequence[frozenset[int]]
 ) -> dict[tuple[int, int], float]:
     """Round trips of a few hosts of each rack, and between the racks' first hosts."""
     within = [
@@ -248,27 +248,29 @@ def run_trials(
         return []
     gloo = _gloo(namespace, collectives) if native else None
     wanted = list(wanted_trials(cluster, backend=gloo is not None, typical=typical))
-    total = len(wanted) * _repetitions(cluster, wanted)
-    runs = [_prepared(collectives, gloo, cluster, kind, nbytes) for kind, nbytes in wanted]
+    once = sum(min_trial_seconds(kind, cluster, nbytes) for kind, nbytes in wanted)
+    affordable = int(TRIALS_BUDGET_SECONDS / max(once, 1e-9))
+    repetitions = min(MAX_REPETITIONS, max(MIN_REPETITIONS, affordable))
+    total = len(wanted) * repetitions
+    for kind, nbytes in wanted:  # establish the connections
+        _trial(collectives, gloo, cluster, kind, min(nbytes, TRIAL_WARMUP_BYTES))(1)
+    runs = [_trial(collectives, gloo, cluster, kind, nbytes) for kind, nbytes in wanted]
     seconds: list[float] = []
     for done in range(total):
         progress(done, total)
         _, nbytes = wanted[done % len(wanted)]
         times = TINY_TRIALS_IN_A_ROW_COUNT if nbytes <= MAX_SMALL_TRIAL_BYTES else 1
-        seconds.append(_seconds(collectives, runs[done % len(wanted)], times))
+        sleep(LINK_RECOVERY_SECONDS)
+        collectives.barrier()
+        start = perf_counter()
+        runs[done % len(wanted)](times)
+        seconds.append((perf_counter() - start) / times)
     progress(total, total)
     slowest = [float(second) for second in collectives.all_gather(seconds).max(axis=0)]
     return [
         NetworkTrial(kind, nbytes, tuple(slowest[number :: len(wanted)]))
         for number, (kind, nbytes) in enumerate(wanted)
     ]
-
-
-def _repetitions(cluster: Cluster, wanted: Sequence[tuple[str, int]]) -> int:
-    once = sum(min_trial_seconds(kind, cluster, nbytes) for kind, nbytes in wanted)
-    if once * MAX_REPETITIONS <= TRIALS_BUDGET_SECONDS:
-        return MAX_REPETITIONS
-    return max(MIN_REPETITIONS, int(TRIALS_BUDGET_SECONDS / once))
 
 
 def _gloo(namespace: World, collectives: Collectives) -> Any:
@@ -286,12 +288,6 @@ def _gloo(namespace: World, collectives: Collectives) -> Any:
     return gloo if collectives.all_gather([gloo is not None]).all() else None
 
 
-def _prepared(collectives: Collectives, gloo: Any, cluster: Cluster, kind: str, nbytes: int) -> Run:
-    """A trial whose connections are established."""
-    _trial(collectives, gloo, cluster, kind, min(nbytes, TRIAL_WARMUP_BYTES))(1)
-    return _trial(collectives, gloo, cluster, kind, nbytes)
-
-
 def _trial(collectives: Collectives, gloo: Any, cluster: Cluster, kind: str, nbytes: int) -> Run:
     if kind == "native":
         parts = in_buckets(max(1, nbytes // TRIAL_ITEM_BYTES))
@@ -303,15 +299,6 @@ def _trial(collectives: Collectives, gloo: Any, cluster: Cluster, kind: str, nby
     return partial(
         collectives.run, collectives.program(schedule), np.zeros(schedule.elements, np.float32)
     )
-
-
-def _seconds(collectives: Collectives, run: Run, times: int) -> float:
-    """The seconds of one run by this rank's clock, after a barrier."""
-    sleep(LINK_RECOVERY_SECONDS)
-    collectives.barrier()
-    start = perf_counter()
-    run(times)
-    return (perf_counter() - start) / times
 
 
 def _all_reduce(gloo: Any, tensors: Sequence[torch.Tensor], times: int) -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from statistics import fmean
 from time import perf_counter
 
 import numpy as np
@@ -29,7 +30,7 @@ from thalweg.engine.collectives import Collectives
 from thalweg.facts import CodecCost, FittedValue, Tensor
 from thalweg.facts.units import MAD_TO_DEVIATION
 from thalweg.plan import Choice
-from thalweg.probing.codec_trials import Gradients, TimedCodec, timed_codec_of
+from thalweg.probing.codec_trials import Gradients, TimedCodec, timed_codec_of, timed_period
 
 MAX_CODEC_BUCKET_ELEMENTS = 1 << 18
 SMALL_BUCKET_FACTOR = 8  # of the large to the small bucket
@@ -115,22 +116,13 @@ def sample(tensors: Sequence[Tensor], limit: int) -> tuple[Tensor, ...]:
 def _seconds(collectives: Collectives, trial: TimedCodec) -> list[float]:
     """The seconds to encode and to decode in a step: the mean over a while, since ranks that share
     a core take turns on it that are longer than a step."""
-    spent, step = np.zeros(2), trial.period  # the first period warms up
-    for first in range(trial.period):
-        trial.refill()
-        trial.encode(first)
-        trial.decode(first)
+    timed_period(trial, 0, perf_counter)  # warms up
     collectives.barrier()
     end = perf_counter() + CODEC_TIMING_SECONDS
-    while perf_counter() < end or step == trial.period or step % trial.period:
-        trial.refill()
-        start = perf_counter()
-        trial.encode(step)
-        encoded = perf_counter()
-        trial.decode(step)
-        spent += (encoded - start, perf_counter() - encoded)
-        step += 1
-    return [float(each) / (step - trial.period) for each in spent]
+    periods = [timed_period(trial, 1, perf_counter)]
+    while perf_counter() < end:
+        periods.append(timed_period(trial, len(periods) + 1, perf_counter))
+    return [fmean(each) for each in zip(*periods, strict=True)]
 
 
 def cost_of(setups: Sequence[Setup], seconds: Seconds) -> CodecCost:

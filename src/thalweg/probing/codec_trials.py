@@ -56,26 +56,25 @@ class TimedCodec(ABC):
     def decode(self, step: int) -> None: ...
 
 
+def timed_period(trial: TimedCodec, number: int, clock: Callable[[], float]) -> tuple[float, float]:
+    """The seconds to encode and to decode in a step, the mean over the `number`-th period."""
+    encode, decode = 0.0, 0.0
+    for step in range(number * trial.period, (number + 1) * trial.period):
+        trial.refill()
+        start = clock()
+        trial.encode(step)
+        encoded = clock()
+        trial.decode(step)
+        encode, decode = encode + encoded - start, decode + clock() - encoded
+    return encode / trial.period, decode / trial.period
+
+
 def least_seconds(trial: TimedCodec, repeats: int) -> tuple[float, float]:
     """The processor seconds to encode and to decode in a step: the least of `repeats` periods,
     after one to warm up."""
-    encoding, decoding = [], []
-    for repeat in range(repeats + 1):
-        encode, decode = 0.0, 0.0
-        for step in range(repeat * trial.period, (repeat + 1) * trial.period):
-            trial.refill()
-            encode += _seconds(trial.encode, step)
-            decode += _seconds(trial.decode, step)
-        if repeat:
-            encoding.append(encode / trial.period)
-            decoding.append(decode / trial.period)
+    periods = [timed_period(trial, number, process_time) for number in range(repeats + 1)]
+    encoding, decoding = zip(*periods[1:], strict=True)
     return min(encoding), min(decoding)
-
-
-def _seconds(do: Callable[[int], None], step: int) -> float:
-    start = process_time()
-    do(step)
-    return process_time() - start
 
 
 class Gradients:

@@ -1,5 +1,8 @@
 """The coordinator of a probe on rank 0, and the workers that follow its orders.
 
+All that inference knows of a network are the coordinator's round trips, and its rates of flows.
+Hosts are numbers from 0; the first rank of each host sends and receives for it.
+
 An order is a small message: describe your host, echo pings, send pings, send a flow, receive one.
 Each is answered with a figure or a description.
 """
@@ -14,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,9 +32,9 @@ from thalweg.probing.flow import (
     receive_flow,
     send_flow,
 )
-from thalweg.probing.network import HostInfo, ProbeFlow
 
-Order = dict[str, Any]
+Order = tuple[Any, ...]
+"""The name of an action in `ACTIONS`, and its arguments."""
 Counted = Callable[[int], None]
 """Called with the number of measurements so far."""
 PROBE_LEADER_RANK = 0
@@ -51,8 +54,25 @@ class Effort:
     long: float = 0.5
 
 
+class ProbeFlow(NamedTuple):
+    """A flow of as many bytes as the network carries, from one host to another."""
+
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostInfo:
+    """A host's description of itself, and the ranks on it."""
+
+    name: str
+    machine: str
+    cores: int
+    ranks: tuple[int, ...]
+
+
 class ProbeCoordinator:
-    """The network as rank 0 measures it; the first rank of each host sends and receives."""
+    """The network as rank 0 measures it."""
 
     def __init__(
         self, messenger: ProbeMessenger, size: int, effort: Effort, counted: Counted
@@ -66,50 +86,54 @@ class ProbeCoordinator:
 
     @property
     def size(self) -> int:
+        """The number of hosts."""
         return len(self.host_infos)
 
     @property
     def at_once(self) -> int:
-        """The number of concurrent flows: hosts on one machine share its cores."""
+        """The number of concurrent flows up to which only links limit them: hosts on one machine
+        share its cores."""
         machines = Counter(host.machine for host in self.host_infos)
         cores = [host.cores for host in self.host_infos if machines[host.machine] > 1]
         return max(1, min([self.size // 2, *(MAX_FLOWS_PER_CORE * number for number in cores)]))
 
     def round_trip(self, source: int, target: int) -> float:
+        """The shortest round trip of a small message between two hosts, in seconds."""
         return self.round_trip_of_ranks(self._first_rank(source), self._first_rank(target))
 
     def round_trip_of_ranks(self, one: int, other: int) -> float:
         pings = self._effort.pings
         found = self._order(
             {
-                other: {"do": "echo", "peer": one, "pings": pings},
-                one: {"do": "ping", "peer": other, "pings": pings},
+                other: ("echo", one, pings),
+                one: ("ping", other, pings),
             }
         )
         return float(found[one])
 
     def rates(self, flows: Sequence[ProbeFlow], *, short: bool = False) -> list[float]:
+        """The rate of each flow in bits per second, while all of them run.
+
+        Every host is in at most one of them. `short` flows are measured less exactly."""
         seconds = self._effort.short if short else self._effort.long
         orders: dict[int, Order] = {}
         for flow in flows:
             source, target = self._first_rank(flow.source), self._first_rank(flow.target)
-            orders[target] = {"do": "receive", "peer": source, "seconds": seconds}
-            orders[source] = {"do": "send", "peer": target, "seconds": seconds}
+            orders[target] = ("receive", source, seconds)
+            orders[source] = ("send", target, seconds)
         found = self._order(orders, seconds)
         return [float(found[self._first_rank(flow.target)]) for flow in flows]
 
     def end(self, result: Any) -> None:
         """Make all workers return this result."""
-        over = {"do": PROBE_OVER_ORDER, "result": result}
-        for rank in self._ranks:
-            if rank != PROBE_LEADER_RANK:
-                self._messenger.send_json(rank, ORDERS_LABEL, over)
+        for rank in self._ranks[1:]:
+            self._messenger.send_json(rank, ORDERS_LABEL, (PROBE_OVER_ORDER, result))
 
     def _first_rank(self, host: int) -> int:
         return self.host_infos[host].ranks[0]
 
     def _describe_hosts(self) -> list[HostInfo]:
-        answers = self._order({rank: {"do": "describe host"} for rank in self._ranks})
+        answers = self._order(dict.fromkeys(self._ranks, ("describe host",)))
         hosts: dict[tuple[str, str, str], list[int]] = {}
         for rank in self._ranks:
             host = answers[rank]
@@ -123,12 +147,11 @@ class ProbeCoordinator:
 
     def _order(self, orders: dict[int, Order], seconds: float = 0.0) -> dict[int, Any]:
         """Send these orders, and return the answer of each rank."""
-        others = [rank for rank in orders if rank != PROBE_LEADER_RANK]
+        own = {rank: orders[rank] for rank in orders if rank == PROBE_LEADER_RANK}
+        others = orders.keys() - own.keys()
         for rank in others:
             self._messenger.send_json(rank, ORDERS_LABEL, orders[rank])
-        found = {}
-        if PROBE_LEADER_RANK in orders:
-            found[PROBE_LEADER_RANK] = _follow(self._messenger, orders[PROBE_LEADER_RANK])
+        found = {rank: _follow(self._messenger, order) for rank, order in own.items()}
         for rank in others:
             found[rank] = self._messenger.receive_json(rank, ANSWERS_LABEL, seconds)
         self.measurements += 1
@@ -163,23 +186,14 @@ def serve(messenger: ProbeMessenger) -> Any:
     """Follow the orders of rank 0 until the probe is over; return its result."""
     while True:
         order = messenger.receive_json(PROBE_LEADER_RANK, ORDERS_LABEL, ORDER_TIMEOUT_SECONDS)
-        if order["do"] == PROBE_OVER_ORDER:
-            return order["result"]
+        if order[0] == PROBE_OVER_ORDER:
+            return order[1]
         messenger.send_json(PROBE_LEADER_RANK, ANSWERS_LABEL, _follow(messenger, order))
 
 
 def _follow(messenger: ProbeMessenger, order: Order) -> Any:
-    match order["do"]:
-        case "describe host":
-            return host_description()
-        case "ping":
-            return _ping(messenger, order["peer"], order["pings"])
-        case "echo":
-            return _echo(messenger, order["peer"], order["pings"])
-        case "send":
-            return send_flow(messenger, order["peer"], order["seconds"])
-        case _:
-            return receive_flow(messenger, order["peer"], order["seconds"])
+    action, *arguments = order
+    return ACTIONS[action](messenger, *arguments)
 
 
 def host_description() -> dict[str, Any]:
@@ -213,3 +227,13 @@ def _echo(messenger: ProbeMessenger, peer: int, pings: int) -> None:
     for _ in range(pings):
         sending = messenger.send(peer, PONGS_LABEL, messenger.receive(peer, PINGS_LABEL))
         sending.wait(monotonic() + messenger.patience)
+
+
+ACTIONS: dict[str, Callable[..., Any]] = {
+    "describe host": lambda messenger: host_description(),
+    "ping": _ping,
+    "echo": _echo,
+    "send": send_flow,
+    "receive": receive_flow,
+}
+"""What a worker can be ordered to do, with its messenger and the order's arguments."""

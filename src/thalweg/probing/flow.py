@@ -84,43 +84,29 @@ class _SendWindow:
     """The messages in flight, and the limit of their bytes."""
 
     def __init__(self, messenger: ProbeMessenger, peer: int) -> None:
+        self.in_flight: deque[tuple[int, float, Sending]] = deque()
+        self.limit = float(FIRST_WINDOW_BYTES)
+        self.outstanding = 0
         self._messenger = messenger
         self._peer = peer
-        self._in_flight: deque[tuple[int, float, Sending]] = deque()
         self._fastest = float("inf")
-        self._limit = float(FIRST_WINDOW_BYTES)
-        self._outstanding = 0
-
-    @property
-    def full(self) -> bool:
-        return self._outstanding >= self._limit
-
-    @property
-    def empty(self) -> bool:
-        return not self._in_flight
-
-    @property
-    def message_bytes(self) -> int:
-        """The size of the next message in bytes."""
-        wanted = min(int(self._limit) // MESSAGES_PER_WINDOW_COUNT, MAX_FLOW_MESSAGE_BYTES)
-        return max(MIN_FLOW_MESSAGE_BYTES, wanted)
 
     def send(self, array: Array) -> None:
         sending = self._messenger.send(self._peer, BYTES_LABEL, array)
-        self._in_flight.append((array.nbytes, monotonic(), sending))
-        self._outstanding += array.nbytes
+        self.in_flight.append((array.nbytes, monotonic(), sending))
+        self.outstanding += array.nbytes
 
     def receive_confirmation(self) -> None:
         [arrived] = self._messenger.receive(self._peer, CONFIRMATIONS_LABEL).view(np.float64)
-        nbytes, sent, sending = self._in_flight.popleft()
+        nbytes, sent, sending = self.in_flight.popleft()
         sending.wait(monotonic() + self._messenger.patience)
-        self._outstanding -= nbytes
+        self.outstanding -= nbytes
         seconds = float(arrived) - sent
         self._fastest = min(self._fastest, seconds)
         queued = (seconds - self._fastest) / TARGET_QUEUE_SECONDS
         off_target = max(-1.0, WINDOW_GAIN_FRACTION * (1.0 - queued))
         least = MIN_MESSAGES_PER_WINDOW * MIN_FLOW_MESSAGE_BYTES
-        self._limit = min(max(least, self._limit + nbytes * off_target), MAX_WINDOW_BYTES)
+        self.limit = min(max(least, self.limit + nbytes * off_target), MAX_WINDOW_BYTES)
 
 
 def send_flow(messenger: ProbeMessenger, peer: int, seconds: float) -> None:
@@ -129,12 +115,13 @@ def send_flow(messenger: ProbeMessenger, peer: int, seconds: float) -> None:
     sent = 0
     end = monotonic() + seconds
     while monotonic() < end or sent < MIN_FLOW_MESSAGE_COUNT:
-        if window.full:
+        if window.outstanding >= window.limit:
             window.receive_confirmation()
         else:
-            window.send(noise[: window.message_bytes])
+            wanted = int(window.limit) // MESSAGES_PER_WINDOW_COUNT
+            window.send(noise[: max(MIN_FLOW_MESSAGE_BYTES, wanted)])  # at most all of it
             sent += 1
-    while not window.empty:
+    while window.in_flight:
         window.receive_confirmation()
     last = messenger.send(peer, BYTES_LABEL, noise[:LAST_FLOW_MESSAGE_BYTES])
     last.wait(monotonic() + messenger.patience)

@@ -15,11 +15,13 @@ measured instead; with only one other rack, the two uplinks can't be distinguish
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import zip_longest
 from statistics import median
 
-from thalweg.probing.network import Network, ProbeFlow, in_rounds, interleaved
+from thalweg.probing.coordinator import ProbeCoordinator, ProbeFlow
 
 NIC_ROUND_COUNT = 3  # rounds of the round robin
 RETRY_SAME_RACK_PARTNERS = 2  # fastest partners for a host that looks slow, of its own rack
@@ -39,7 +41,7 @@ class Nics:
 
 
 def measure_nics(
-    network: Network, racks: Sequence[frozenset[int]], rounds: int = NIC_ROUND_COUNT
+    network: ProbeCoordinator, racks: Sequence[frozenset[int]], rounds: int = NIC_ROUND_COUNT
 ) -> Nics:
     """Measure each host with `rounds` partners, and those that look slow with more."""
     hosts = sorted(host for rack in racks for host in rack)
@@ -86,26 +88,25 @@ def _retries(nics: Nics, rack_of: dict[int, int]) -> Iterator[ProbeFlow]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UplinkDirection:
-    """The rate of one direction in bits per second; a lower bound, if it wasn't `full`."""
-
-    rate: float
-    full: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Uplink:
-    out: UplinkDirection
-    into: UplinkDirection
+    """The rates of a rack's uplink in bits per second; lower bounds, if it wasn't `full`. Its
+    oversubscription is the sum of its NICs' rates over its own."""
+
+    rack: str = ""
+    out: float
+    out_full: bool
+    into: float
+    into_full: bool
+    oversubscription: float | None
 
     @property
     def limits(self) -> bool:
         """True if the uplink is slower than the NICs of its rack, in either direction."""
-        return self.out.full or self.into.full
+        return self.out_full or self.into_full
 
 
 def measure_uplinks(
-    network: Network,
+    network: ProbeCoordinator,
     racks: Sequence[frozenset[int]],
     nics: Nics,
     repeats: int = UPLINK_REPEAT_COUNT,
@@ -115,27 +116,40 @@ def measure_uplinks(
     A full uplink is measured `repeats` times, unless the first two measurements agree."""
     if len(racks) < 2:
         return [None for _ in racks]
-    found = [
-        Uplink(
-            out=_measure(network, racks, number, nics, repeats, outward=True),
-            into=_measure(network, racks, number, nics, repeats, outward=False),
-        )
-        for number in range(1 if len(racks) == 2 else len(racks))
-    ]
+    measure = partial(_measure, network, racks, nics, repeats)
+    numbers = range(1 if len(racks) == 2 else len(racks))
+    found = [(measure(number, outward=True), measure(number, outward=False)) for number in numbers]
     if len(racks) == 2:  # out of one rack is into the other
-        found.append(Uplink(out=found[0].into, into=found[0].out))
-    return [*found]
+        found.append((found[0][1], found[0][0]))
+    return [_uplink(rack, nics, *rates) for rack, rates in zip(racks, found, strict=True)]
+
+
+def _uplink(rack: frozenset[int], nics: Nics, *directions: tuple[float, bool]) -> Uplink:
+    (out, out_full), (into, into_full) = directions
+    factors = [
+        sum(rates[host] for host in rack) / rate
+        for rates, (rate, full) in zip((nics.out, nics.into), directions, strict=True)
+        if full
+    ]
+    return Uplink(
+        out=out,
+        out_full=out_full,
+        into=into,
+        into_full=into_full,
+        oversubscription=round(max(factors), 2) if factors else None,
+    )
 
 
 def _measure(
-    network: Network,
+    network: ProbeCoordinator,
     racks: Sequence[frozenset[int]],
-    number: int,
     nics: Nics,
     repeats: int,
+    number: int,
     *,
     outward: bool,
-) -> UplinkDirection:
+) -> tuple[float, bool]:
+    """The rate of one direction of a rack's uplink in bits per second, and whether it is full."""
     own_rates, other_rates = (nics.out, nics.into) if outward else (nics.into, nics.out)
     own = sorted(racks[number], key=lambda host: -own_rates[host])
     others = [rack for index, rack in enumerate(racks) if index != number]
@@ -150,11 +164,36 @@ def _measure(
         while len(totals) < repeats and totals[0] < least and not _agree(totals):
             totals.append(sum(network.rates(flows)))
         if median(totals) < least:
-            return UplinkDirection(rate=median(totals), full=True)
+            return median(totals), True
         if count == len(pairs):
-            return UplinkDirection(rate=max(totals), full=False)
+            return max(totals), False
         count = min(2 * count, len(pairs))
 
 
 def _agree(totals: Sequence[float]) -> bool:
     return len(totals) > 1 and max(totals) < UPLINK_AGREEMENT_RATIO * min(totals)
+
+
+def in_rounds(
+    flows: Iterable[ProbeFlow], most: int, rack_of: Mapping[int, int] | None = None
+) -> list[list[ProbeFlow]]:
+    """Rounds of at most `most` flows, in which every host is in at most one flow.
+
+    With `rack_of`, also every rack's uplink carries at most one flow of a round."""
+    rounds: list[tuple[list[ProbeFlow], set[object]]] = []
+    for flow in flows:
+        racks = {("rack", rack_of[host]) for host in flow} if rack_of else set()
+        used = {*flow, *(racks if len(racks) == 2 else ())}
+        for together, busy in rounds:
+            if len(together) < most and not busy & used:
+                together.append(flow)
+                busy |= used
+                break
+        else:
+            rounds.append(([flow], used))
+    return [together for together, _ in rounds]
+
+
+def interleaved(groups: Iterable[Sequence[int]]) -> list[int]:
+    """The hosts of several groups, one of each group in turn."""
+    return [host for turn in zip_longest(*groups) for host in turn if host is not None]

@@ -19,7 +19,7 @@ from math import sqrt
 from random import Random
 from typing import Literal
 
-from thalweg.probing.network import Network
+from thalweg.probing.coordinator import ProbeCoordinator
 from thalweg.probing.racks_by_bandwidth import ContentionProbe, Rack, UplinkSharing, racks_by_rates
 
 Confidence = Literal["sure", "likely", "guess"]
@@ -42,7 +42,7 @@ class Latency:
     ratio: float
 
 
-def racks_by_latency(network: Network, draw: Random) -> Latency:
+def racks_by_latency(network: ProbeCoordinator, draw: Random) -> Latency:
     racks, first = _by_leaders(network)
     if len(racks) == 1:
         return Latency(racks=None, round_trips=first, ratio=1.0)
@@ -56,7 +56,7 @@ def racks_by_latency(network: Network, draw: Random) -> Latency:
     )
 
 
-def _by_leaders(network: Network) -> tuple[list[Rack], RoundTrips]:
+def _by_leaders(network: ProbeCoordinator) -> tuple[list[Rack], RoundTrips]:
     left = list(range(network.size))
     racks: list[Rack] = []
     seen: RoundTrips = {}
@@ -112,7 +112,7 @@ class InferredRacks:
     round_trips: dict[tuple[int, int], float]
 
 
-def infer_racks(network: Network, draw: Random) -> InferredRacks:
+def infer_racks(network: ProbeCoordinator, draw: Random) -> InferredRacks:
     latency = racks_by_latency(network, draw)
     if latency.racks is not None:
         return InferredRacks(

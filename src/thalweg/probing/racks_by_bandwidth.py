@@ -40,7 +40,8 @@ from itertools import combinations
 from random import Random
 from statistics import median
 
-from thalweg.probing.network import Network, ProbeFlow, in_rounds, interleaved
+from thalweg.probing.coordinator import ProbeCoordinator, ProbeFlow
+from thalweg.probing.link_rates import in_rounds, interleaved
 
 MIN_SHARED_SCORE = 0.3
 DOUBTFUL_SCORE_RANGE = (0.15, 0.4)
@@ -62,7 +63,7 @@ Rack = frozenset[int]
 class ContentionProbe:
     """Tests of contention, and the best rates of every host and load so far."""
 
-    def __init__(self, network: Network, draw: Random) -> None:
+    def __init__(self, network: ProbeCoordinator, draw: Random) -> None:
         self.network = network
         self.draw = draw
         self.out: dict[int, float] = dict.fromkeys(range(network.size), 0.0)

@@ -7,6 +7,7 @@ are kept all the same: measurements can't see everything, and the user may know 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from random import Random
@@ -17,12 +18,10 @@ from thalweg.catalog import SETTING_PARAMETERS, refuse_retired
 from thalweg.errors import UsageError
 from thalweg.facts import Cluster, Duplex, Duration, Host, Rack, about, read_cluster
 from thalweg.members.world import World
-from thalweg.probing.cluster_builder import by_host, cluster_of, half, names_of, uplinks_found
-from thalweg.probing.coordinator import Effort, ProbeCoordinator, run_coordinated
+from thalweg.probing.coordinator import Effort, HostInfo, ProbeCoordinator, run_coordinated
 from thalweg.probing.link_rates import Uplink, measure_nics, measure_uplinks
-from thalweg.probing.network import HostInfo, NetworkOfHosts
 from thalweg.probing.racks import InferredRacks, infer_racks
-from thalweg.probing.result import ProbeResult, outliers_of
+from thalweg.probing.result import ProbeResult, by_host, cluster_of, half, names_of, outliers_of
 
 MEASUREMENTS_PER_HOST = 11  # about; for the progress bar
 RACK_SEARCH_SEED = 7
@@ -88,7 +87,7 @@ def refuse_other_transports(name: str) -> None:
         raise UsageError(f"there is no transport {name!r}", "leave it out")
 
 
-def survey(network: NetworkOfHosts, declared: Cluster | None, start: float) -> ProbeResult:
+def survey(network: ProbeCoordinator, declared: Cluster | None, start: float) -> ProbeResult:
     """Measure the network on rank 0; declared racks are kept, and contradictions reported."""
     if network.size == 1:
         return _one_host(network, declared, start)
@@ -111,7 +110,11 @@ def survey(network: NetworkOfHosts, declared: Cluster | None, start: float) -> P
         cluster=cluster,
         measured=True,
         round_trips=by_host(names, racks, round_trips),
-        uplinks=uplinks_found(cluster, racks, nics, uplinks),
+        uplinks=tuple(
+            replace(uplink, rack=rack.name)
+            for rack, uplink in zip(cluster.racks, uplinks, strict=True)
+            if uplink is not None
+        ),
         sureness=inferred.sureness if declared is None else "declared",
         reason=inferred.reason if declared is None else _compared(inferred, contradictions),
         outliers=tuple(outliers_of(cluster)),
@@ -122,7 +125,7 @@ def survey(network: NetworkOfHosts, declared: Cluster | None, start: float) -> P
     )
 
 
-def _one_host(network: NetworkOfHosts, declared: Cluster | None, start: float) -> ProbeResult:
+def _one_host(network: ProbeCoordinator, declared: Cluster | None, start: float) -> ProbeResult:
     """The result for one host: only the round trip between its ranks is measured."""
     [host] = network.host_infos
     note = "there is one worker, and nothing to measure"
@@ -164,7 +167,7 @@ def declared_racks(declared: Cluster, ranks: Sequence[int]) -> list[frozenset[in
 
 
 def _round_trips(
-    network: NetworkOfHosts, racks: Sequence[frozenset[int]], inferred: InferredRacks
+    network: ProbeCoordinator, racks: Sequence[frozenset[int]], inferred: InferredRacks
 ) -> dict[tuple[int, int], float]:
     """The round trips that inference measured, and of every host with another of its rack."""
     found = dict(inferred.round_trips)

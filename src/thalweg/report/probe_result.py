@@ -8,11 +8,12 @@ from pathlib import Path
 from rich.table import Table
 
 from thalweg.facts import Host, Rack, about, counted
-from thalweg.probing.result import ProbeResult, UplinkFound
+from thalweg.probing.link_rates import Uplink
+from thalweg.probing.result import ProbeResult
 from thalweg.report.cluster_svg import cluster_document
 from thalweg.report.tables import bits_text, seconds_text, table_of
 
-UPLINK_COLUMNS: dict[str, Callable[[UplinkFound], str]] = {
+UPLINK_COLUMNS: dict[str, Callable[[Uplink], str]] = {
     "uplink of": lambda uplink: uplink.rack,
     ">out": lambda uplink: _rate(uplink.out, uplink.out_full),
     ">in": lambda uplink: _rate(uplink.into, uplink.into_full),
