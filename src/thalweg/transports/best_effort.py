@@ -22,6 +22,7 @@ from torch._C._distributed_c10d import Store
 
 from thalweg.errors import PeerLost
 from thalweg.transports.connection import Received
+from thalweg.transports.endpoint import Endpoint
 from thalweg.transports.peer_record import PeerRecord
 from thalweg.transports.rejections import RejectionReason
 from thalweg.transports.security import SecurityConfig
@@ -76,16 +77,10 @@ class BestEffortTransport:
     ) -> None:
         self.rank = rank
         self._queue = queue
-        self._wire = Wire(
-            rank,
-            store,
-            host,
-            purpose=POST_PURPOSE,
-            header_nbytes=POST_HEADER_STRUCT.size,
-            security=security,
-            namespace=namespace,
+        self._endpoint = Endpoint(
+            rank, store, host, purpose=POST_PURPOSE, security=security, namespace=namespace
         )
-        self._endpoint = self._wire.endpoint
+        self._wire = Wire(self._endpoint, POST_HEADER_STRUCT.size)
         self._closing = Lock()
         self._closed = False
 
@@ -140,9 +135,7 @@ class BestEffortTransport:
 
     def wake(self) -> None:
         """End the wait of the thread that receives; any thread may call this."""
-        with self._closing:
-            if not self._closed:
-                self._wire.wake()
+        self._wire.wake()
 
     def is_down(self, peer: int) -> bool:
         outbound = self._wire.outbound.get(peer)

@@ -24,6 +24,7 @@ import torch
 
 from thalweg.errors import PeerLost
 from thalweg.transports.connection import Outbound, Outgoing
+from thalweg.transports.endpoint import Endpoint
 from thalweg.transports.inbox import Inbox, peer_late_error
 from thalweg.transports.rejections import RejectionReason
 from thalweg.transports.security import SecurityConfig
@@ -69,14 +70,8 @@ class TcpTransport:
         self._forgives = forgives
         self._raise_if_aborted = look
         self._grace = grace
-        self._wire = Wire(
-            rank,
-            store,
-            host,
-            purpose=TCP_PURPOSE,
-            header_nbytes=TCP_HEADER_STRUCT.size,
-            security=security,
-        )
+        endpoint = Endpoint(rank, store, host, purpose=TCP_PURPOSE, security=security)
+        self._wire = Wire(endpoint, TCP_HEADER_STRUCT.size)
         self._inbox = Inbox(rank, self._wire.endpoint.refused)
         self._landings: Landings | None = None
         self._in_use = Lock()  # the wire belongs to one thread at a time
