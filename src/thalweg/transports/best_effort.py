@@ -96,7 +96,7 @@ class BestEffortTransport:
     def wait_for_peers(self, peers: Iterable[int], deadline: float) -> None:
         """Connect to these peers; PeerLost if one has no address by the deadline."""
         for peer in peers:
-            while (record := self._endpoint.find(peer)) is None:
+            while self._wire.reach(peer) is None:
                 if monotonic() >= deadline:
                     raise PeerLost(
                         f"rank {peer} hasn't joined",
@@ -104,16 +104,12 @@ class BestEffortTransport:
                         peer=peer,
                     )
                 sleep(ADDRESS_POLL_SECONDS)
-            self._wire.connect(record)
 
     def send(self, message: BestEffortMessage) -> bool:
         """Send a message; False if it was dropped."""
-        outbound = self._wire.outbound.get(message.peer)
+        outbound = self._wire.reach(message.peer)
         if outbound is None:
-            record = self._endpoint.find(message.peer)
-            if record is None:
-                return False
-            outbound = self._wire.connect(record)
+            return False
         is_gone = outbound.down and outbound.has_broken  # one that never was up may only be slow
         if is_gone or len(outbound.queue) >= self._queue:
             return False

@@ -22,17 +22,13 @@ class MemoryNetwork:
 class MemoryTransport:
     def __init__(self, network: MemoryNetwork, rank: int) -> None:
         self._network = network
-        self._rank = rank
+        self.rank = rank
         self._inbox = network.inboxes[rank]
-
-    @property
-    def rank(self) -> int:
-        return self._rank
 
     def send(self, peer: int, label: Label, array: Array, deadline: float) -> Sending:
         self._inbox.refuse_if_closed("sends")
         self._inbox.refuse_if_no_member(peer)
-        address, epoch = Address(self._rank, label), self._inbox.membership_epoch
+        address, epoch = Address(self.rank, label), self._inbox.membership_epoch
         self._network.inboxes[peer].put(address, array.copy(), epoch)
         return SENT
 

@@ -59,6 +59,15 @@ class Wire:
         self.endpoint.dial(outbound)
         return outbound
 
+    def reach(self, peer: int) -> Outbound | None:
+        """Return the connection to a peer, and open one if there is none; None if the peer has no
+        record."""
+        outbound = self.outbound.get(peer)
+        if outbound is None:
+            record = self.endpoint.find(peer)
+            return None if record is None else self.connect(record)
+        return outbound
+
     def send(self, outbound: Outbound, header: bytes, payload: memoryview) -> Outgoing:
         """Write the message, or queue it if the socket is full or not open."""
         if self.is_fork:
