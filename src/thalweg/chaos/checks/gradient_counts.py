@@ -21,6 +21,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import combinations
+from operator import attrgetter
 
 from thalweg.chaos.checks import check
 from thalweg.chaos.history import Commit, Ended, History, Sent, Starved
@@ -164,10 +165,8 @@ def _choices(ranks: Sequence[int], least: int) -> Iterator[Ranks]:
 def _sent(history: History) -> dict[int, list[tuple[float, int]]]:
     """The gradients that each rank sent: their times and the steps before them, in order."""
     sent: dict[int, list[tuple[float, int]]] = defaultdict(list)
-    for record in history.of(Sent):
+    for record in sorted(history.of(Sent), key=attrgetter("time", "step")):
         sent[record.rank].append((record.time, record.step))
-    for of_rank in sent.values():
-        of_rank.sort()
     return sent
 
 

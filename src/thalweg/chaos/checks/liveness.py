@@ -62,7 +62,6 @@ def causes_reported(
         named = {rank for report in times.reports for rank in (*report.left, *report.joined)}
         if fault.kind in DETECTED_FAULT_KINDS and long and not named & times.hit:
             yield _of(times, f"no rank reported {ranks_text(sorted(times.hit))}")
-    starved = list(history.of(Starved))
     for report in history.named:
         causes = [
             times
@@ -72,7 +71,7 @@ def causes_reported(
         ]
         explained = {rank for times in causes for rank in times.hit} | {
             pause.rank
-            for pause in starved
+            for pause in history.of(Starved)
             if pause.time - pause.seconds <= report.noticed <= pause.time + ATTRIBUTION_SECONDS
         }
         wrong = [rank for rank in report.left if rank not in explained]
@@ -86,7 +85,7 @@ def causes_reported(
 
 @check("checkpoints")
 def checkpoints(history: History, faults: Sequence[FaultTimes]) -> Iterator[Problem]:
-    refusals = list(history.of(Refused))
+    refusals = history.of(Refused)
     saves = [record.time for record in history.of(Saved)]
     for times in faults:
         begin, end = times.injected, times.healed or times.injected
