@@ -134,7 +134,9 @@ class Outbound:
         connection is broken."""
         if self.socket is None:
             return not self.queue
-        while self._parts or self._stage():
+        while self._parts or self.queue:
+            if not self._parts:
+                self._stage()
             nbytes, chunk = 0, []
             for part in self._parts:
                 nbytes += len(part)
@@ -152,11 +154,12 @@ class Outbound:
         """True if all messages were written."""
         return not self.queue and not self._parts
 
-    def _stage(self) -> bool:
-        """Prepare the bytes to write next; False if there are none."""
+    def _stage(self) -> None:
+        """Prepare the bytes to write next."""
         self._written = nbytes = 0
         if self._cipher is not None:
-            return self._seal(self._cipher)
+            self._seal(self._cipher)
+            return
         while self.queue and len(self._parts) < MAX_BUFFERS_PER_SEND:
             message = self.queue.popleft()
             self._parts.append(memoryview(message.header))
@@ -165,9 +168,8 @@ class Outbound:
                 self._parts.append(payload[at : at + WRITE_CHUNK_BYTES])
             nbytes += len(message.header) + len(message.payload)
             self._ends.append((nbytes, message))
-        return nbytes > 0
 
-    def _seal(self, cipher: RecordCipher) -> bool:
+    def _seal(self, cipher: RecordCipher) -> None:
         out, at = memoryview(self._staged), 0
         while self.queue:
             message = self.queue[0]
@@ -183,9 +185,7 @@ class Outbound:
             if message.at == len(message.payload):
                 message.done = True
                 self.queue.popleft()
-        if at:
-            self._parts.append(out[:at])
-        return at > 0
+        self._parts.append(out[:at])
 
     def _advance(self, written: int) -> None:
         self._written += written
