@@ -19,8 +19,8 @@ from thalweg.engine import step_deadlines, tree_relay
 from thalweg.engine.tree_join import join_tree
 from thalweg.engine.tree_relay import sources
 from thalweg.errors import PeerFailed, PeerLost, RunError, TransportClosed
-from thalweg.launch.place import WorkerControl
 from thalweg.launch.supervisor import SendMessage, run_workers
+from thalweg.launch.worker_group import WorkerGroup
 from thalweg.members.world import World
 from thalweg.transports.best_effort import BestEffortMessage, MessageKind
 
@@ -291,7 +291,7 @@ class Killer:
     def prepare(self) -> None:
         pass
 
-    def poll(self, workers: WorkerControl) -> None:
+    def poll(self, workers: WorkerGroup) -> None:
         for rank, step in self.victims.items():
             if rank not in self.killed and workers.steps.get(rank, -1) >= step:
                 workers.kill(rank)
