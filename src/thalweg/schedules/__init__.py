@@ -7,10 +7,7 @@ from thalweg.schedules.collectives import (
     all_reduce,
     all_to_all,
     broadcast,
-    gather,
     reduce,
-    reduce_scatter,
-    scatter,
 )
 from thalweg.schedules.dataflow import (
     Arrow,
@@ -57,11 +54,8 @@ __all__ = [
     "coded_tree",
     "connected",
     "contended_links",
-    "gather",
     "order",
     "reduce",
-    "reduce_scatter",
-    "scatter",
     "timeline",
     "together",
     "traffic",

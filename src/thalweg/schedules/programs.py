@@ -7,7 +7,7 @@ so the phases of a composed all-reduce overlap by themselves.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain, zip_longest
 
 from thalweg.schedules.moves import Move, MoveKind, Program, Span
@@ -55,38 +55,6 @@ def down(tree: Tree, spans: SpanSequence) -> Program:
                 yield Move(MoveKind.COPY, parent, start, stop)
             for child in children:
                 yield Move(MoveKind.SEND, child, start, stop)
-
-    return program
-
-
-def climb(tree: Tree, blocks: Mapping[int, SpanSequence]) -> Program:
-    """Gather the blocks of all ranks at the root; ranks on the path keep a copy."""
-
-    def program(rank: int) -> Iterator[Move]:
-        parent = tree.parent.get(rank)
-        for child in (rank, *tree.children.get(rank, ())):
-            for owner in [rank] if child == rank else tree.below(child):
-                for start, stop in blocks[owner]:
-                    if child != rank:
-                        yield Move(MoveKind.COPY, child, start, stop)
-                    if parent is not None:
-                        yield Move(MoveKind.SEND, parent, start, stop)
-
-    return program
-
-
-def descend(tree: Tree, blocks: Mapping[int, SpanSequence]) -> Program:
-    """Scatter the blocks from the root, each to its owner."""
-
-    def program(rank: int) -> Iterator[Move]:
-        parent = tree.parent.get(rank)
-        for child in (*tree.children.get(rank, ()), rank):
-            for owner in [rank] if child == rank else tree.below(child):
-                for start, stop in blocks[owner]:
-                    if parent is not None:
-                        yield Move(MoveKind.COPY, parent, start, stop)
-                    if child != rank:
-                        yield Move(MoveKind.SEND, child, start, stop)
 
     return program
 

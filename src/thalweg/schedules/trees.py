@@ -27,10 +27,6 @@ class Tree:
             depth, layer = depth + 1, tuple(c for rank in layer for c in self.children[rank])
         return depth
 
-    def below(self, rank: int) -> list[int]:
-        """The ranks of a subtree, its root first."""
-        return [rank, *(lower for child in self.children[rank] for lower in self.below(child))]
-
 
 def heap(fanout: int) -> TreeShape:
     """The complete tree in which every node has up to `fanout` children; 1 makes a chain."""

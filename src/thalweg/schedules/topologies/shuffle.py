@@ -23,7 +23,8 @@ from thalweg.schedules.topology import Topology
 
 def groups(group: Group, step: int) -> tuple[AveragingGroup, ...]:
     """The averaging groups that begin at this step; no rank is in two at a time."""
-    return tuple(choose_table(group).begin(step))
+    begun = choose_table(group).begin(step)
+    return tuple(AveragingGroup(group.subgroup(members), lasts) for members, lasts in begun)
 
 
 def period(group: Group) -> int:
