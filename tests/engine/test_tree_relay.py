@@ -16,8 +16,7 @@ from tests.engine.trees import ELEMENTS, PATIENCE, Ranks, at_once, ranks
 from tests.running import DOUBLE, tree_schedule
 from thalweg.codes import TREE_ROOT, Allocation
 from thalweg.engine import step_deadlines, tree_relay
-from thalweg.engine.tree_join import join_tree
-from thalweg.engine.tree_relay import sources
+from thalweg.engine.tree_relay import join_tree, sources
 from thalweg.errors import PeerFailed, PeerLost, RunError, TransportClosed
 from thalweg.launch.place import WorkerControl
 from thalweg.launch.supervisor import SendMessage, run_workers
@@ -306,7 +305,7 @@ def train(rank: int, report: SendMessage) -> dict[str, int]:
     world = World.join(PATIENCE)
     seven = Ranks(SEVEN)
     schedule = tree_schedule(SEVEN, ELEMENTS)
-    one = join_tree(world, world.abort_flag(), SEVEN, [schedule], [DOUBLE], timeout=PATIENCE)
+    one = join_tree(world, world.abort_flag(), SEVEN, [schedule], [DOUBLE])
     seven.relays = {rank: one}
     exact = 0
     for step in range(STEPS):
