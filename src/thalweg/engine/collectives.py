@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from thalweg.engine.arithmetic import NUMPY, Arithmetic, arithmetic_of, as_array
 from thalweg.engine.digest import digest
-from thalweg.engine.engine import Engine, Task
-from thalweg.engine.execute import RankProgram
+from thalweg.engine.engine import Engine
+from thalweg.engine.execute import RankProgram, Task
 from thalweg.errors import FIRST_ROUND_BETWEEN_STEPS, PeerFailed, PeerLate, RunError
 from thalweg.facts import Size
 from thalweg.schedules import Group, Schedule, broadcast, check
@@ -68,14 +68,11 @@ class Collectives:
         clock: RoundCounter,
         remedy: str = COLLECTIVE_TIMEOUT_REMEDY,
     ) -> None:
+        self.rank = engine.rank
         self._remedy = remedy
         self._group = group
         self._engine = engine
         self._clock = clock
-
-    @property
-    def rank(self) -> int:
-        return self._engine.rank
 
     def barrier(self) -> None:
         """Return when all members have called this."""
