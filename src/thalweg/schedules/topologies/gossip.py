@@ -12,11 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from thalweg.declarations import Parameter
+from thalweg.schedules import Condition, Group, Move, MoveKind, Schedule, Topology
 from thalweg.schedules.collectives import OWN_EVERYWHERE
-from thalweg.schedules.group import Group
-from thalweg.schedules.moves import Move, MoveKind
-from thalweg.schedules.schedule import Condition, Schedule
-from thalweg.schedules.topology import Topology
 
 
 def gossip(group: Group, elements: int, itemsize: int, step: int, graph: str) -> Schedule:

@@ -9,12 +9,9 @@ from __future__ import annotations
 
 from thalweg.declarations import Parameter
 from thalweg.errors import LayoutError
+from thalweg.schedules import Group, Schedule, Topology, all_reduce
 from thalweg.schedules.chunks import in_pieces, pieces, split
-from thalweg.schedules.collectives import all_reduce
-from thalweg.schedules.group import Group
 from thalweg.schedules.programs import direct_gather, direct_reduce, in_turn
-from thalweg.schedules.schedule import Schedule
-from thalweg.schedules.topology import Topology
 
 
 def ps(group: Group, elements: int, itemsize: int, step: int, servers: int | None) -> Schedule:
