@@ -143,8 +143,8 @@ class MembershipEpoch:
     @property
     def cause(self) -> str:
         """The reason for the rendezvous if no member left or joined."""
-        reasons = (status.why for status in self.statuses.values())
-        return next((why for why in reasons if why), "the members met in a rendezvous")
+        reasons = filter(None, (status.why for status in self.statuses.values()))
+        return next(reasons, "the members met in a rendezvous")
 
     @property
     def plan(self) -> str:
@@ -162,30 +162,19 @@ class MembershipEpoch:
         return {r: self.statuses[r] for r in self.members if not self.statuses[r].joins}
 
     def text(self) -> str:
-        return json.dumps(
-            {
-                "number": self.number,
-                "members": self.members,
-                "standings": {rank: asdict(s) for rank, s in self.statuses.items()},
-                "left": dict(self.left),
-                "tries": self.tries,
-                "broken": self.broken_connections,
-                "problem": self.problem,
-            }
-        )
+        return json.dumps(asdict(self))
 
     @classmethod
     def of_text(cls, text: str | bytes) -> MembershipEpoch:
         data = json.loads(text)
-        return cls(
-            number=data["number"],
-            members=tuple(data["members"]),
-            statuses={int(rank): member_status_of(s) for rank, s in data["standings"].items()},
-            left={int(rank): reason for rank, reason in data["left"].items()},
-            tries=data["tries"],
-            broken_connections=tuple((source, target) for source, target in data["broken"]),
-            problem=data["problem"],
-        )
+        statuses = {int(rank): member_status_of(s) for rank, s in data["statuses"].items()}
+        read = {
+            "members": tuple(data["members"]),
+            "statuses": statuses,
+            "left": {int(rank): reason for rank, reason in data["left"].items()},
+            "broken_connections": tuple(map(tuple, data["broken_connections"])),
+        }
+        return cls(**{**data, **read})
 
 
 def member_status_of(data: Mapping[str, Any]) -> MemberStatus:
