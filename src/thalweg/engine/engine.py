@@ -206,14 +206,10 @@ class Engine:
         if self._submitted.empty():
             self._transport.idle(self._poll_seconds)
         self._idles = False
-        self._check_sends()
-
-    def _check_sends(self) -> None:
-        """Detect lost messages that other ranks wait for while this rank waits for nothing."""
         if self._membership is None or self._broken is not None or self._closed:
             return
         if self._membership.heeds_losses():
-            self._transport.check_sends()
+            self._transport.check_sends()  # others may wait for messages of this rank that are lost
 
     def _begin_chains(self) -> None:
         """Begin as many chains as may be in flight."""

@@ -52,13 +52,13 @@ class RankProgram:
         moves = order(schedule.moves(rank))
         incoming = [move for move in moves.moves if move.kind is not MoveKind.SEND]
         counts = Counter((move.peer, move.start, move.stop) for move in incoming)
-        leading = {p: _leading(schedule, p, rank) for p in {m.peer for m in incoming}}
+        peers = {move.peer for move in incoming} if handshake else set()
         return cls(
             schedule,
             rank,
             moves,
             handshake,
-            leading if handshake else {},
+            {peer: _leading(schedule, peer, rank) for peer in peers},
             frozenset(key for key, count in counts.items() if count > 1),
         )
 

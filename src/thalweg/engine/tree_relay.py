@@ -24,7 +24,7 @@ from threading import Condition, Thread
 from time import monotonic
 
 from thalweg.codes import TREE_ROOT, Allocation
-from thalweg.engine.step_deadlines import StepDeadlines
+from thalweg.engine.arrivals import StepDeadlines
 from thalweg.engine.tree_node import ElementType, Node, Piece, Results, pieces_of
 from thalweg.errors import PeerLost, RunError, ThalwegError, TransportClosed, ranks_text
 from thalweg.members.abort import AbortFlag

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from time import monotonic, sleep
 
 from thalweg.errors import (
@@ -56,7 +57,10 @@ class AbortFlag:
         with suppress(RunError):
             if self.poll() is None and (absent := self._unresponsive()):
                 don_t = "doesn't" if len(absent) == 1 else "don't"
-                seen = "".join(map(self._last_seen, absent))
+                seen = ""
+                for rank in absent:
+                    activity = self._store_client.call(partial(last_seen, key=key_of(rank)))
+                    seen += f", rank {rank} was last seen {activity}" if activity else ""
                 problem = f"{ranks_text(absent)} {don_t} answer{seen}: {problem}"
                 self._found = PeerFailed(problem, f"look at the output of {ranks_text(absent)}")
         self.raise_flag(problem)
@@ -77,10 +81,6 @@ class AbortFlag:
         self._responded = True
         key = f"{_ROLL_CALL_KEY}/{self._store_client.rank}"
         self._store_client.call(lambda store: store.add(key, 1))
-
-    def _last_seen(self, rank: int) -> str:
-        seen = self._store_client.call(lambda store: last_seen(store, key_of(rank)))
-        return f", rank {rank} was last seen {seen}" if seen else ""
 
     def witness(self, what: str) -> int:
         """The number of ranks that have reported `what`, including this one."""

@@ -27,7 +27,6 @@ from typing import Any
 
 from thalweg.errors import Interrupted, RunError, RunIsOver, ranks_text
 from thalweg.members.activity import key_of, last_seen
-from thalweg.members.eviction import member_to_evict
 from thalweg.members.failure_detector import (
     JOIN_REQUEST_KEY,
     RENDEZVOUS_KEY,
@@ -43,6 +42,7 @@ from thalweg.members.membership_epoch import (
     MemberStatus,
     has_quorum,
     member_status_of,
+    member_to_evict,
 )
 from thalweg.transports.store_client import Store, StoreClient
 
@@ -57,9 +57,6 @@ MAX_FRUITLESS_EPOCHS = 3  # in a row without progress, until a member is evicted
 VOID_EPOCH = b"void"  # stored for an epoch that was never agreed on
 COLLECTIVE_MISMATCH_REMEDY = "call run.consensus, run.average and run.save on every rank"
 
-TriggersRendezvous = Callable[[int], bool]
-"""True if the failure of this rank requires a rendezvous."""
-
 
 class Membership:
     """The membership of one rank. `store` is the run's, shared by all epochs."""
@@ -67,7 +64,7 @@ class Membership:
     def __init__(self, store: Store, rank: int, size: int, timeout: float) -> None:
         self.rank = rank
         self.membership_epoch = MembershipEpoch.first(size)
-        self.triggers_rendezvous: TriggersRendezvous = lambda rank: True
+        self.triggers_rendezvous: Callable[[int], bool] = lambda rank: True  # if this rank fails
         self.heeds_losses: Callable[[], bool] = lambda: True  # of an idle rank's messages
         self.suspected: dict[int, float] = {}  # members suspected to have failed, since when
         self.on_suspected: Callable[[int, str], None] = lambda rank, reason: None

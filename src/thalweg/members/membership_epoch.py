@@ -9,11 +9,13 @@ new, and so which step is repeated.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from math import inf
 from typing import Any
+
+from thalweg.errors import ranks_text
 
 FINISHED_REASON, RESTARTED_REASON = "finished", "restarted"
 
@@ -186,6 +188,52 @@ def member_status_of(data: Mapping[str, Any]) -> MemberStatus:
 def has_quorum(members: int, before: int) -> bool:
     """True for at least half of the previous members. Of two halves the store accepts one."""
     return 2 * members >= before
+
+
+def member_to_evict(
+    broken: Collection[tuple[int, int]], statuses: Mapping[int, MemberStatus]
+) -> tuple[int | None, str]:
+    """The member to evict when epochs make no progress though no member has failed: several in a
+    row are interrupted at the same place. If the members run different collectives, the mismatch to
+    report instead. Broken connections come first: they also cause mismatches."""
+    evicted = most_involved(broken, statuses)
+    if evicted is not None:
+        return evicted, ""
+    problem = collective_mismatch(statuses)
+    return (None, problem) if problem else (most_awaited(statuses), "")
+
+
+def most_involved(broken: Collection[tuple[int, int]], members: Collection[int]) -> int | None:
+    """The member with the most partners in broken connections, including partners that have left;
+    among equals it is a sender. None if no connection of a member broke.
+
+    A connection that breaks has two ends, and only the sending one notices. If a rank's messages
+    never arrive, or arrive damaged, it loses its connections to one peer after the other; if no
+    message reaches a rank, one peer after the other loses its connection to that rank."""
+    partners = {r: {p for pair in broken if r in pair for p in pair} - {r} for r in members}
+    sends = {rank: {pair for pair in broken if pair[0] == rank} for rank in members}
+    involved = [rank for rank in members if partners[rank]]
+    return max(involved, key=lambda r: (len(partners[r]), len(sends[r]), r), default=None)
+
+
+def most_awaited(statuses: Mapping[int, MemberStatus]) -> int | None:
+    """The member that most others timed out waiting for, the highest of equals; None without a
+    timeout."""
+    votes = [rank for status in statuses.values() for rank in status.awaits if rank in statuses]
+    return max(votes, key=lambda rank: (votes.count(rank), rank), default=None)
+
+
+def collective_mismatch(statuses: Mapping[int, MemberStatus]) -> str:
+    """The mismatch if only some members are in a collective between two steps; empty otherwise."""
+    inside = [rank for rank in sorted(statuses) if statuses[rank].doing is MemberPhase.COLLECTIVE]
+    others = [rank for rank in sorted(statuses) if rank not in inside]
+    if not inside or not others:
+        return ""
+    step = max(status.step for status in statuses.values())
+    return (
+        f"{ranks_text(inside)} wait in a collective before step {step}, but {ranks_text(others)} "
+        "in the step itself"
+    )
 
 
 def departure_text(rank: int, reason: str) -> str:

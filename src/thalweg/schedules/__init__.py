@@ -21,8 +21,8 @@ from thalweg.schedules.dataflow import (
 from thalweg.schedules.group import Group
 from thalweg.schedules.moves import Move, MoveKind, Program, Quorum
 from thalweg.schedules.schedule import Condition, Content, Schedule
-from thalweg.schedules.shuffle.averaging_group import AveragingGroup, connected
 from thalweg.schedules.shuffle.contended_links import ContendedLinks, Rates, contended_links
+from thalweg.schedules.shuffle.group_table import AveragingGroup, connected
 from thalweg.schedules.topology import Topology
 from thalweg.schedules.traffic import Traffic, together, traffic
 

@@ -23,7 +23,7 @@ OWN_EVERYWHERE = Condition("everybody holds its own contribution", lambda rank, 
 def reduce(group: Group, elements: int, itemsize: int, root: int, fanout: int = 2) -> Schedule:
     """A reduction in a tree; a fanout of 1 makes a chain, in which every rank sends the data
     once."""
-    tree, sizes = _tree_and_sizes(group, elements, itemsize, root, fanout)
+    tree, sizes = rack_tree(group, elements, itemsize, root, fanout)
     everyone = everybody(group)
     return Schedule(
         name="reduce",
@@ -40,7 +40,7 @@ def reduce(group: Group, elements: int, itemsize: int, root: int, fanout: int = 
 
 
 def broadcast(group: Group, elements: int, itemsize: int, root: int, fanout: int = 2) -> Schedule:
-    tree, sizes = _tree_and_sizes(group, elements, itemsize, root, fanout)
+    tree, sizes = rack_tree(group, elements, itemsize, root, fanout)
     return Schedule(
         name="broadcast",
         ranks=group.ranks,
@@ -116,9 +116,10 @@ def everybody(group: Group) -> int:
     return sum(1 << rank for rank in group.ranks)
 
 
-def _tree_and_sizes(
+def rack_tree(
     group: Group, elements: int, itemsize: int, root: int, fanout: int
 ) -> tuple[Tree, tuple[int, ...]]:
+    """A tree that enters each rack once, and the sizes of the pieces that follow one another."""
     if root not in group.ranks:
         raise LayoutError(f"root {root} is not in the group", f"choose one of {group.ranks}")
     tree = over_racks(group.racks_from(root), heap(fanout))

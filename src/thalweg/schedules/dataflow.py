@@ -106,9 +106,11 @@ def timeline(schedule: Schedule) -> SlotTimeline:
                 sent.append(numbered)
         if not sent:
             return SlotTimeline(tuple(slots), max(cursor.longest for cursor in cursors.values()))
-        slots.append(tuple(Arrow(m, cursors[m.target].purpose(m)) for m, _ in sent))
+        arrows = []
         for message, move_number in sent:
-            cursors[message.target].receive(message, move_number)
+            kind = cursors[message.target].receive(message, move_number)
+            arrows.append(Arrow(message, kind))
+        slots.append(tuple(arrows))
 
 
 class _RankCursor:
@@ -157,13 +159,11 @@ class _RankCursor:
             heappush(self.sends, index)
         return sent
 
-    def purpose(self, message: Message) -> MoveKind:
-        """The kind of the move that receives the next such message."""
-        return self.purposes[message].popleft()
-
-    def receive(self, message: Message, number: int) -> None:
+    def receive(self, message: Message, number: int) -> MoveKind:
+        """Take a message that has arrived; the kind of the move that receives it."""
         self.arrived.setdefault(message, deque()).append(number)
         self._receive(message)
+        return self.purposes[message].popleft()
 
     def _receive(self, message: Message) -> None:
         """Do the receive that waits for this message, if it and enough others have arrived."""

@@ -90,17 +90,6 @@ def _ring(
     return program
 
 
-def direct_reduce(order: Sequence[int], parts: Sequence[SpanSequence]) -> Program:
-    """Reduce-scatter by direct messages: every rank sends each owner its part, and the owner adds
-    them up. There may be fewer parts than ranks, so that the first few own everything."""
-    return _direct(order, parts, MoveKind.ADD)
-
-
-def direct_gather(order: Sequence[int], parts: Sequence[SpanSequence]) -> Program:
-    """All-gather by direct messages: every owner sends its part to all ranks."""
-    return _direct(order, parts, MoveKind.COPY)
-
-
 def exchange(order: Sequence[int]) -> Program:
     """All-to-all: the i-th rank sends chunk i N + j to the j-th."""
     size, position = len(order), {rank: p for p, rank in enumerate(order)}
@@ -116,19 +105,21 @@ def exchange(order: Sequence[int]) -> Program:
     return program
 
 
-def _direct(order: Sequence[int], parts: Sequence[SpanSequence], kind: MoveKind) -> Program:
+def direct(order: Sequence[int], parts: Sequence[SpanSequence]) -> Program:
+    """Reduce-scatter and all-gather by direct messages: every rank sends each owner its part, the
+    owner adds them up and sends the sum to all ranks. There may be fewer parts than ranks, so that
+    the first few own everything."""
     size, position = len(order), {rank: p for p, rank in enumerate(order)}
 
     def program(rank: int) -> Iterator[Move]:
-        p = position.get(rank)
-        if p is None:
-            return
-        for distance in range(1, size):  # shifted, so that not all send to one rank at once
-            ahead, behind = (p + distance) % size, (p - distance) % size
-            outgoing, incoming = (ahead, p) if kind is MoveKind.ADD else (p, behind)
-            for start, stop in parts[outgoing] if outgoing < len(parts) else ():
-                yield Move(MoveKind.SEND, order[ahead], start, stop)
-            for start, stop in parts[incoming] if incoming < len(parts) else ():
-                yield Move(kind, order[behind], start, stop)
+        p = position[rank]
+        for kind in (MoveKind.ADD, MoveKind.COPY):
+            for distance in range(1, size):  # shifted, so that not all send to one rank at once
+                ahead, behind = (p + distance) % size, (p - distance) % size
+                outgoing, incoming = (ahead, p) if kind is MoveKind.ADD else (p, behind)
+                for start, stop in parts[outgoing] if outgoing < len(parts) else ():
+                    yield Move(MoveKind.SEND, order[ahead], start, stop)
+                for start, stop in parts[incoming] if incoming < len(parts) else ():
+                    yield Move(kind, order[behind], start, stop)
 
     return program

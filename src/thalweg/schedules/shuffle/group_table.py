@@ -25,20 +25,32 @@ odd number the fixed seat is empty, and the opposite member is in no pair.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import lcm
 from typing import TypeVar
 
 from thalweg.schedules.group import Group
-from thalweg.schedules.shuffle.averaging_group import connected
 from thalweg.schedules.shuffle.contended_links import MAX_WINDOW_STEPS, ContendedLinks
 
 MAX_EXAMINED_PERIOD_STEPS = 2048
 
 Members = tuple[int, ...]
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class AveragingGroup:
+    """Members that average among themselves; the result is applied after `lasts` steps. Meanwhile
+    they are in no other group, so the duration of the exchange doesn't affect the result."""
+
+    group: Group
+    lasts: int = 1
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return self.group.ranks
 
 
 @lru_cache(maxsize=64)
@@ -226,6 +238,28 @@ class GroupTable:
         """The ranks on slow hosts in racks whose other hosts aren't all slow."""
         mixed = (rack for rack in self.group.racks if not all(map(self._is_slow, rack)))
         return {rank for rack in mixed for rank in rack if self._is_slow(rank)}
+
+
+def connected(ranks: Iterable[int], steps: Iterable[Iterable[tuple[int, ...]]]) -> bool:
+    """True if information of one rank reaches all others through the groups of these steps; stops
+    at the first step at which it does."""
+    root = {rank: rank for rank in ranks}
+    apart = len(root)
+
+    def find(rank: int) -> int:
+        while root[rank] != rank:
+            root[rank] = rank = root[root[rank]]
+        return rank
+
+    for groups in steps:
+        for members in groups:
+            for member in members:
+                one, other = find(member), find(members[0])
+                root[one] = other
+                apart -= one != other
+        if apart == 1:
+            return True
+    return apart <= 1
 
 
 def _from(rack: Members, turn: int) -> Members:
