@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from thalweg.catalog import default_catalog
-from thalweg.engine.engine import Task
-from thalweg.engine.execute import RankProgram
+from thalweg.engine.execute import RankProgram, Task
 from thalweg.facts import Workload
 from thalweg.plan import Plan
 from thalweg.schedules import Group, Schedule, check

@@ -21,7 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thalweg.compress import arrange
 from thalweg.engine.collectives import RoundCounter
-from thalweg.engine.engine import Chain, Engine, Task
+from thalweg.engine.engine import Chain, Engine
+from thalweg.engine.execute import Task
 from thalweg.errors import NotFinite, RunError
 from thalweg.facts import Size, Tensor
 from thalweg.members.membership import Membership

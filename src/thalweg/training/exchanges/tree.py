@@ -26,9 +26,8 @@ from thalweg.engine.arithmetic import Arithmetic, arithmetic_of
 from thalweg.engine.arrivals import Arrivals
 from thalweg.engine.collectives import RoundCounter
 from thalweg.engine.first_k_node import FirstKNode
-from thalweg.engine.tree_join import join_tree
 from thalweg.engine.tree_node import ElementType, Node, Piece
-from thalweg.engine.tree_relay import Relay
+from thalweg.engine.tree_relay import Relay, join_tree
 from thalweg.errors import RunError
 from thalweg.members.abort import AbortFlag
 from thalweg.members.world import World
@@ -358,7 +357,6 @@ def _open(
         allocation,
         [schedule(len(one.vector), one.vector.itemsize) for one in vectors.all],
         [ElementType(one.vector.dtype, one.arithmetic) for one in vectors.all],
-        timeout=world.timeout,
         beyond=_beyond(plan),
         make=make,
         first=first,

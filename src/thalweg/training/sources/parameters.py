@@ -20,7 +20,8 @@ import torch
 from thalweg.compress import arrange
 from thalweg.engine.arithmetic import as_array
 from thalweg.engine.collectives import RoundCounter
-from thalweg.engine.engine import Chain, Engine, Task
+from thalweg.engine.engine import Chain, Engine
+from thalweg.engine.execute import Task
 from thalweg.errors import Interrupted, StoreLost
 from thalweg.plan import Plan
 from thalweg.schedules import ContendedLinks, Group
