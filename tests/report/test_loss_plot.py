@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from xml.etree import ElementTree as ET
 
-from thalweg.report.loss_plot import TrainingCurve, draw_trainings
+from thalweg.report.plots import TrainingCurve, draw_trainings
 
 
 def course(sync: str, events: dict[str, int]) -> TrainingCurve:

@@ -15,6 +15,7 @@ from thalweg.declarations import Promise, listed
 from thalweg.facts import about, counted
 from thalweg.predict.estimate import Advice, Estimate, RankedPlan
 from thalweg.report.bars import add_bar, add_legend, add_patterns, draw_bar, parts_text
+from thalweg.report.chart import Scale, scale_of
 from thalweg.report.cluster_svg import add_cluster, cluster_text
 from thalweg.report.page import (
     Cell,
@@ -32,7 +33,6 @@ from thalweg.report.page import (
     table,
     written,
 )
-from thalweg.report.scale import Scale, scale_of
 from thalweg.report.shapes import add, dot, line, words
 from thalweg.report.sweep_svg import add_sweep
 

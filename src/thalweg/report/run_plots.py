@@ -1,7 +1,12 @@
-"""A map with a row for each rank and a column for each step; the colour is a rank's deviation.
+"""The plots of a recorded run: step time over the run, and maps of the ranks' deviations.
 
-It doesn't grow with the run: a cell is the mean of several steps where there are many, and of many
-ranks those with the largest deviations are shown. Cells without a deviation aren't drawn.
+The plot of step time has two lines: the mean of all ranks, and the longest compute time of a rank.
+If the second rises with the first, a rank is slow; if the first rises alone, the network is. Marks
+are the steps where stragglers began or ended.
+
+A map has a row for each rank and a column for each step. It doesn't grow with the run: a cell is
+the mean of several steps where there are many, and of many ranks those with the largest deviations
+are shown. Cells without a deviation aren't drawn.
 """
 
 from __future__ import annotations
@@ -12,14 +17,62 @@ from statistics import fmean, median
 from xml.etree import ElementTree as ET
 
 from thalweg.observe.records import StepRecord, by_step
-from thalweg.report.shapes import add
+from thalweg.observe.straggler_episodes import StragglerEpisode
+from thalweg.report.chart import LineChart, Mark, add_chart, add_curve_legend, add_numbered
+from thalweg.report.shapes import add, tip
 
+MAX_PLOT_POINTS, MAX_PLOT_MARKS = 240, 8
 MAX_HEAT_CELLS, MAX_HEAT_RANKS = 96, 48
 TALL = 14
 MIN_HEAT_FRACTION = 0.05  # below it the deviations are noise
 FAINTEST = 0.05  # of the strongest; weaker cells aren't drawn
 Values = Mapping[int, Mapping[int, float]]
 """The deviation by step and rank."""
+
+
+def add_step_times(
+    parent: ET.Element, ranks: Mapping[int, Sequence[StepRecord]], late: Sequence[StragglerEpisode]
+) -> None:
+    steps = {number: found.values() for number, found in by_step(ranks).items()}
+    means = {number: fmean(s.seconds for s in found) for number, found in steps.items()}
+    longest = {number: max(s.computing for s in found) for number, found in steps.items()}
+    numbers = list(steps)
+    width = ceil(len(numbers) / MAX_PLOT_POINTS)
+    bins = [numbers[start : start + width] for start in range(0, len(numbers), width)]
+    lines = {"mean step time of all ranks": means, "longest compute time of a rank": longest}
+    chart = LineChart(
+        title="Step time by step",
+        x_title="step",
+        x_text=lambda step: f"{step:g}",
+        xs=[fmean(each) for each in bins],
+        curves={
+            name: [fmean(values[number] for number in each) for each in bins]
+            for name, values in lines.items()
+        },
+        marks=_marks(late, range(numbers[0], numbers[-1] + 1)),
+        size=(920, 320),
+    )
+    figure = add(parent, "figure", name="course")
+    legend = add_curve_legend(figure, [*lines], lambda entry, name: add(entry, "span", name))
+    if width > 1:
+        add(legend, "li", f"a point is the mean of {width} steps")
+    add_chart(figure, chart)
+    if chart.marks:
+        entry = add_numbered(figure)
+        for mark in chart.marks:
+            entry().text = mark.text
+
+
+def _marks(late: Sequence[StragglerEpisode], shown: range) -> list[Mark]:
+    """The first and the last steps of the costliest stragglers, in the order of steps."""
+    found = []
+    for each in late:
+        found.append(Mark(at=each.first, text=f"since step {each.first}: {each.why}"))
+        if each.ended:
+            after = each.last + 1
+            found.append(Mark(at=after, text=f"resolved at step {after}: {each.why}"))
+    inside = [mark for mark in found if mark.at in shown]
+    return sorted(inside[:MAX_PLOT_MARKS], key=lambda mark: mark.at)
 
 
 def computing_beyond(ranks: Mapping[int, Sequence[StepRecord]]) -> Values:
@@ -99,7 +152,7 @@ def _draw(
     worst = max(range(len(row)), key=lambda index: row[index])
     title = f"{name}: at most {row[worst]:.0%} {text}, at step {bins[worst][0]}"
     drawn = add(grid, "svg", width="100%", height=str(TALL), role="img", aria_label=title)
-    add(drawn, "title", title)
+    tip(drawn, title)
     add(drawn, "rect", name="back", width="100%", height=str(TALL))
     one = 100 / len(bins)
     for index, (steps, value) in enumerate(zip(bins, row, strict=True)):
@@ -110,4 +163,4 @@ def _draw(
         cell = add(drawn, "rect", name="hot", **place)
         cell.set("fill-opacity", f"{strength:.2f}")
         when = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
-        add(cell, "title", f"{when}: {value:.0%}")
+        tip(cell, f"{when}: {value:.0%}")
