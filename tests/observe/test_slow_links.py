@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from tests.observe.steps import flows_of
 from thalweg.facts import Cluster, Link
-from thalweg.observe.slow_links import Owner, SlowLink, SlowLinkDetector
+from thalweg.observe import Straggler
+from thalweg.observe.slow_links import Owner, SlowLinkDetector
 
 MBIT = 1e6 / 8
 NBYTES = 4_000_000
@@ -58,7 +59,7 @@ def watched(
     noise: float = 0.2,
     told: Cluster | None = None,
     store: Callable[[int], dict[int, float]] = lambda step: {},
-) -> dict[int, list[SlowLink]]:
+) -> dict[int, list[Straggler]]:
     """Each link gives its rate, or this share of it from one step to another, with noise."""
     links = SlowLinkDetector(told or cluster)
     found = {}
@@ -77,8 +78,8 @@ def watched(
     return found
 
 
-def named(found: Sequence[SlowLink]) -> list[tuple[Owner, ...]]:
-    return [blamed.owners for blamed in found]
+def named(found: Sequence[Straggler]) -> list[tuple[Owner, ...]]:
+    return [tuple((one.kind.value, name) for name in one.who) for one in found]
 
 
 def lab(shape: Sequence[int]) -> Cluster:
