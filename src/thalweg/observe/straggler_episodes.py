@@ -11,7 +11,7 @@ Reports of the same straggler that are less apart than the detector's window are
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import fmean, median, median_low
 from typing import Any
 
@@ -53,9 +53,6 @@ class StragglerEpisode:
 
     def __str__(self) -> str:
         return f"{self.why} {self.when}; costs {self.cost} ({100 * self.share:.0f} %)"
-
-    def entries(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def straggler_episodes(
