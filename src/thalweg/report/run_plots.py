@@ -26,8 +26,6 @@ MAX_HEAT_CELLS, MAX_HEAT_RANKS = 96, 48
 TALL = 14
 MIN_HEAT_FRACTION = 0.05  # below it the deviations are noise
 FAINTEST = 0.05  # of the strongest; weaker cells aren't drawn
-Values = Mapping[int, Mapping[int, float]]
-"""The deviation by step and rank."""
 
 
 def add_step_times(
@@ -75,44 +73,36 @@ def _marks(late: Sequence[StragglerEpisode], shown: range) -> list[Mark]:
     return sorted(inside[:MAX_PLOT_MARKS], key=lambda mark: mark.at)
 
 
-def computing_beyond(ranks: Mapping[int, Sequence[StepRecord]]) -> Values:
+def computing_beyond(steps: Mapping[int, StepRecord]) -> dict[int, float]:
     """The compute time of each rank above the median, as a fraction of step time."""
-    found: dict[int, dict[int, float]] = {}
-    for number, steps in by_step(ranks).items():
-        middle = median(step.computing for step in steps.values())
-        found[number] = {
-            rank: max(0.0, step.computing - middle) / max(step.seconds, 1e-9)
-            for rank, step in steps.items()
-        }
-    return found
+    middle = median(step.computing for step in steps.values())
+    return {
+        rank: max(0.0, step.computing - middle) / max(step.seconds, 1e-9)
+        for rank, step in steps.items()
+    }
 
 
-def sending_below(ranks: Mapping[int, Sequence[StepRecord]]) -> Values:
+def sending_below(steps: Mapping[int, StepRecord]) -> dict[int, float]:
     """The rate of the slowest flow of each rank's host below the median, as a fraction of it."""
-    found: dict[int, dict[int, float]] = {}
-    for number, steps in by_step(ranks).items():
-        rates = {
-            rank: min(flow.rate for flow in step.flows)
-            for rank, step in steps.items()
-            if step.flows
-        }
-        if len(rates) > 1:
-            middle = median(rates.values()) or 1.0
-            found[number] = {rank: max(0.0, 1 - rate / middle) for rank, rate in rates.items()}
-    return found
+    rates = {rank: min(f.rate for f in step.flows) for rank, step in steps.items() if step.flows}
+    if len(rates) < 2:
+        return {}
+    middle = median(rates.values()) or 1.0
+    return {rank: max(0.0, 1 - rate / middle) for rank, rate in rates.items()}
 
 
 def add_heat_map(
     parent: ET.Element,
     ranks: Mapping[int, Sequence[StepRecord]],
     names: Mapping[int, str],
-    deviation: Callable[[Mapping[int, Sequence[StepRecord]]], Values],
+    deviation: Callable[[Mapping[int, StepRecord]], Mapping[int, float]],
     text: str,
     verb: str,
 ) -> None:
-    """Add a map; `text` names the whole of a percentage, and `verb` the deviation."""
-    values = deviation(ranks)
-    numbers = sorted({step.step for steps in ranks.values() for step in steps})
+    """Add a map of the deviation of each rank at a step; `text` names the whole of a percentage,
+    and `verb` the deviation."""
+    values = {number: deviation(steps) for number, steps in by_step(ranks).items()}
+    numbers = list(values)
     width = ceil(len(numbers) / MAX_HEAT_CELLS)
     bins = [numbers[start : start + width] for start in range(0, len(numbers), width)]
     rows = {rank: [_mean(values, rank, each) for each in bins] for rank in ranks}
@@ -136,8 +126,8 @@ def add_heat_map(
     add(parent, "p", f"{'; '.join(notes).capitalize()}.", "lead")
 
 
-def _mean(values: Values, rank: int, steps: Sequence[int]) -> float:
-    found = [values[step][rank] for step in steps if rank in values.get(step, {})]
+def _mean(values: Mapping[int, Mapping[int, float]], rank: int, steps: Sequence[int]) -> float:
+    found = [values[step][rank] for step in steps if rank in values[step]]
     return fmean(found) if found else 0.0
 
 
