@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,9 +27,13 @@ from thalweg.plan import Plan
 from thalweg.redundancy import allocation_of, is_relayed, waits_for_nobody
 from thalweg.schedules import Group
 from thalweg.steps import refuse_what_cannot_run
-from thalweg.training.checkpoint_io import Resumable, load, save
 from thalweg.training.coded_model_check import refuse_what_differs
-from thalweg.training.compressor_state import CompressorState, add_to_next_gradient, summable_state
+from thalweg.training.compressor_state import (
+    CompressorState,
+    add_to_next_gradient,
+    map_state,
+    summable_state,
+)
 from thalweg.training.data.loader import RankLoader
 from thalweg.training.data.position import DataPosition
 from thalweg.training.exchanges.compressed import refuse_second_momentum
@@ -284,6 +287,13 @@ class RankSession:
         """The parameters in which replicas differ: those that are or were trained."""
         return list(self.trained.values()) if self.replicas_differ else []
 
+    def broadcast_model(self, root: int) -> None:
+        """Overwrite all replicas' parameters and buffers with those of `root`."""
+        model = self.model
+        self.collectives.broadcast(
+            root, [*(p.detach() for p in model.parameters()), *model.buffers()]
+        )
+
     @contextmanager
     def averaged_replicas(self) -> Iterator[None]:
         """Inside, all replicas are equal; afterwards the parameters are this rank's own again."""
@@ -306,7 +316,7 @@ class RankSession:
                     parameter.copy_(values)
 
     @contextmanager
-    def _averaged_optimizer_state(self) -> Iterator[None]:
+    def averaged_optimizer_state(self) -> Iterator[None]:
         """Inside, the optimizer's state is the mean over all ranks, where it differs."""
         state = self._optimizer_state() if self.replicas_differ else []
         own = [tensor.clone() for tensor in state]
@@ -319,71 +329,19 @@ class RankSession:
 
     def _optimizer_state(self) -> list[torch.Tensor]:
         """The optimizer's tensors, including those that only other ranks had until now."""
-        number = self._next_store_exchange()
+        number = self.next_store_exchange()
         state = optimizer_state_of_all(
             self.optimizer, self.world, self.abort_flag, number, self.engine.timeout
         )
         return list(state.values())
 
-    def _next_store_exchange(self) -> int:
+    def next_store_exchange(self) -> int:
         """The number of the next exchange at the store: the same on all ranks that take part, also
         on one that has joined since the last."""
         if self._store_exchanges_step != self.step:
             self._store_exchanges_step, self._store_exchanges = self.step, 0
         self._store_exchanges += 1
         return MAX_BARRIERS_PER_STEP * self.step + self._store_exchanges
-
-    # Checkpoints
-
-    def save(self, directory: Path, keep: int) -> None:
-        alone = waits_for_nobody(self.plan)
-        number = 0 if alone else self._next_store_exchange()
-        with self.averaged_replicas(), self._averaged_optimizer_state():
-            if alone and self.rank != self.checkpoint_writer():
-                return
-            save(
-                directory,
-                self._resumable,
-                number=number,
-                step=self.step,
-                position=self.data_position.resume_at,
-                compressor_state=self.attached.compressor_state,
-                keep=keep,
-                alone=alone,
-            )
-
-    def start(self, resume: Path | None) -> None:
-        """Begin from a checkpoint if there is one, else from rank 0's model."""
-        loaded = None
-        if resume is not None:
-            loaded = load(resume, self._resumable, self.checkpoint_writer())
-        if loaded is None:
-            model = self.model
-            self.collectives.broadcast(
-                0, [*(p.detach() for p in model.parameters()), *model.buffers()]
-            )
-        else:
-            self.clock.step = loaded.step
-            self.data_position.jump(loaded.position)
-        self.run_plan()
-        if loaded is not None:
-            self.load_compressor_state(loaded.compressor_state)
-
-    @property
-    def _resumable(self) -> Resumable:
-        return Resumable(
-            world=self.world,
-            abort_flag=self.abort_flag,
-            timeout=self.engine.timeout,
-            collectives=self.collectives,
-            plan=str(self.plan),
-            sampling={}
-            if self.data_position.rank_loader is None
-            else self.data_position.rank_loader.sampling,
-            model=inner(self.model),
-            optimizer=self.optimizer,
-            state=self.state,
-        )
 
     # Snapshots
 
@@ -401,10 +359,7 @@ class RankSession:
             model=inner(self.model).state_dict(),
             optimizer=self.optimizer.state_dict(),
             objects=objects,
-            held={
-                kind: {name: torch.from_numpy(array) for name, array in arrays.items()}
-                for kind, arrays in self._compressor_state.items()
-            },
+            held=map_state(self._compressor_state, torch.from_numpy),
         )
 
     @contextmanager

@@ -18,6 +18,8 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from thalweg.catalog import default_catalog, parse_plan
 from thalweg.errors import Interrupted, LayoutError, RunError, RunIsOver, StoreLost
 from thalweg.facts import Size, Workload
@@ -29,6 +31,7 @@ from thalweg.steps import compile_rounds
 from thalweg.training.auto.request import with_settings
 from thalweg.training.compressor_state import (
     CompressorState,
+    map_state,
     replicated_state,
     state_after_member_change,
 )
@@ -279,7 +282,7 @@ class Recovery:
             )
         if loaded is not None:
             self._load_snapshot(loaded, membership_epoch)
-            held = {k: {n: t.numpy() for n, t in v.items()} for k, v in loaded.held.items()}
+            held = map_state(loaded.held, torch.Tensor.numpy)
         if session.closed:
             return loaded
         session.run_plan()

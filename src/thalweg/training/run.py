@@ -33,6 +33,7 @@ from thalweg.training.auto.measurement import RunCalibrator
 from thalweg.training.auto.policy import PlanChoice
 from thalweg.training.auto.request import allowed, is_auto
 from thalweg.training.backward_hooks import Hook
+from thalweg.training.checkpoint_io import load, save
 from thalweg.training.coded_model_check import warn_of_what_differs, what_differs
 from thalweg.training.compression_overlap import Timing
 from thalweg.training.compressor_state import total_residuals
@@ -429,7 +430,7 @@ class Run:
         """Write a checkpoint for `attach(resume=directory)`, and keep the newest `keep`. Call it on
         every rank. The first rank writes; under a plan that waits for no rank the root does,
         alone."""
-        self._run_collective(lambda: self._session.save(Path(directory), keep))
+        self._run_collective(lambda: save(self._session, Path(directory), keep))
 
     def _run_collective(self, work: Callable[[], Any]) -> None:
         """Run a collective of all members between two steps."""
@@ -498,7 +499,7 @@ class Run:
             if returns:
                 self._recovery.rejoin()
             else:
-                session.start(resume)
+                self._begin_or_resume(resume)
                 self._restart_auto()
         except BaseException:
             self._timer.close()
@@ -512,6 +513,15 @@ class Run:
             session.optimizer.register_step_post_hook(Hook(lambda *_: self._after_step())),
             session.model.register_forward_pre_hook(Hook(lambda *_: self._before_forward())),
         ]
+
+    def _begin_or_resume(self, directory: Path | None) -> None:
+        session = self._session
+        compressor_state = None if directory is None else load(session, directory)
+        if compressor_state is None:
+            session.broadcast_model(0)
+        session.run_plan()
+        if compressor_state is not None:
+            session.load_compressor_state(compressor_state)
 
     def _on_members_changed(self) -> None:
         """Follow a change of members: monitoring, and `auto`."""
