@@ -52,7 +52,7 @@ def save(session: RankSession, directory: Path, keep: int) -> None:
     with session.averaged_replicas(), session.averaged_optimizer_state():
         if not alone:
             _save_together(session, directory, keep, number)
-        elif session.rank == session.checkpoint_writer():
+        elif session.is_checkpoint_writer:
             ranks = session.world.members
             states = [_random_states() if rank == session.rank else None for rank in ranks]
             _write(session, directory, keep, states)

@@ -142,6 +142,10 @@ class RankSession:
         """The rank that writes and reads checkpoints."""
         return self.context.checkpoint_writer(self.plan)
 
+    @property
+    def is_checkpoint_writer(self) -> bool:
+        return self.rank == self.checkpoint_writer()
+
     # Members and plans
 
     def set_members(
@@ -229,9 +233,7 @@ class RankSession:
         self._refuse_what_does_not_suit(self.plan)
         self.data_position.start_checks()
         self.synchronizer = self.context.synchronizer(self.model, self.optimizer, self.plan)
-        self.shutdown.is_spare = (
-            waits_for_nobody(self.plan) and self.rank != self.checkpoint_writer()
-        )
+        self.shutdown.is_spare = waits_for_nobody(self.plan) and not self.is_checkpoint_writer
         allocation = self.tree.allocation if self.tree else None
         if self.data_position.rank_loader is not None:
             self._next_loader = self.data_position.rank_loader.with_members(

@@ -28,10 +28,9 @@ from thalweg.observe.monitor import REPLICA_CHECK_PERIOD_STEPS
 from thalweg.plan import Plan, What
 from thalweg.predict import Advice
 from thalweg.redundancy import is_coded, is_relayed, waits_for_nobody
-from thalweg.training.auto.controller import ADVICE_CHANGE, AutoController, PlanControls
-from thalweg.training.auto.measurement import RunCalibrator
+from thalweg.training.auto.controller import ADVICE_CHANGE, AutoController
 from thalweg.training.auto.policy import PlanChoice
-from thalweg.training.auto.request import allowed, is_auto
+from thalweg.training.auto.request import is_auto
 from thalweg.training.backward_hooks import Hook
 from thalweg.training.checkpoint_io import load, save
 from thalweg.training.coded_model_check import warn_of_what_differs, what_differs
@@ -470,7 +469,7 @@ class Run:
         left = self._leave(seconds)
         if self._transition is None or not left or session.shutdown.failed or session.engine.failed:
             return left
-        ends_alone = waits_for_nobody(session.plan) and self.rank != session.checkpoint_writer()
+        ends_alone = waits_for_nobody(session.plan) and not session.is_checkpoint_writer
         if not ends_alone and session.abort_flag.poll() is None:
             self._transition.membership.end(self.step)
         return left
@@ -535,13 +534,7 @@ class Run:
             self._auto.close()
             self._auto = None
         if self._auto_runs and session.group.size == session.everybody.size:
-            self._auto = AutoController(
-                self._requested,
-                session.context,
-                session.collectives,
-                self._plan_controls(),
-                self.step,
-            )
+            self._auto = AutoController(self._requested, session, self._refuse_for_auto)
 
     def _run_auto(
         self, controller: AutoController, drifted_to: float | None, *, chosen: bool
@@ -552,17 +545,6 @@ class Run:
             controller.close()
         if self._auto_runs:
             controller.at_safe_point(self.step, drifted_to)
-
-    def _plan_controls(self) -> PlanControls:
-        session = self._session
-        return PlanControls(
-            plan=lambda: session.plan,
-            switch_plan=session.switch_plan,
-            refuse=self._refuse_for_auto,
-            calibrator=RunCalibrator(
-                session.model, session.optimizer, session.context, allowed(self._requested)
-            ),
-        )
 
     def _refuse_for_auto(self, plan: Plan) -> None:
         """Raise PlanError for a plan that can't run, and for a code under which the script's last
