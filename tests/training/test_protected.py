@@ -138,10 +138,11 @@ def in_formation_with(plan: str, steps: int) -> list[dict[str, Any]]:
         os.environ["THALWEG_ENCRYPTION"] = "on"
         with two("ring") as (run, train):
             train(2)
-            assert run._transition is not None
+            membership = run._recovery.membership
+            assert membership is not None
             with patch.object(MembershipEpoch, "plan", plan):
                 if rank == 1:
-                    run._transition.membership.request_rendezvous()
+                    membership.request_rendezvous()
                 return {**raised(lambda: train(steps)), "now": run.sync, "formation": run.formation}
 
     return on_ranks(2, work)

@@ -30,9 +30,9 @@ from tests.training.fates import (
 )
 from tests.training.under_fire import BATCH, Numbered
 from tests.training.workers import one_value
+from thalweg.members.membership_epoch import MembershipEpoch
 from thalweg.training import Run
 from thalweg.training.recovery import Recovery
-from thalweg.training.rendezvous import EpochTransition
 from thalweg.training.sources.gradients import GradientSynchronizer
 
 LOST, AT = 2, 3  # the rank that something befalls, and the step
@@ -193,21 +193,21 @@ def test_the_only_one_with_a_steps_result_dies_as_it_hands_it_over(
 ) -> None:
     """The others have kept their own states, and redo the step."""
     came, steps = GradientSynchronizer._try_finish, [0]
-    hand_over = EpochTransition.transfer_snapshot
+    hand_over = Recovery._transfer_snapshot
 
     def comes_to_one(synchronizer: GradientSynchronizer, *left: Any) -> bool:
         steps[0] += 1
         return came(synchronizer, *left) and (steps[0] != AT or os.environ["RANK"] == str(LOST))
 
-    def dies_as_source(transition: EpochTransition, *taken: Any) -> Any:
-        assert transition.membership_epoch.donor == LOST or transition.membership_epoch.left
-        if transition.membership_epoch.donor == int(os.environ["RANK"]) == LOST:
+    def dies_as_source(recovery: Recovery, epoch: MembershipEpoch) -> Any:
+        assert epoch.donor == LOST or epoch.left
+        if epoch.donor == int(os.environ["RANK"]) == LOST:
             os.kill(os.getpid(), signal.SIGKILL)
-        return hand_over(transition, *taken)
+        return hand_over(recovery, epoch)
 
     with (
         patch.object(GradientSynchronizer, "_try_finish", comes_to_one),
-        patch.object(EpochTransition, "transfer_snapshot", dies_as_source),
+        patch.object(Recovery, "_transfer_snapshot", dies_as_source),
     ):
         ended = train_among_fates(in_a_run("ring"))
     assert ended.dead == [LOST]

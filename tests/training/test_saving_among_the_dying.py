@@ -85,9 +85,9 @@ def test_others_know_of_it_before_the_writer_is_through(sync: str, tmp_path: Pat
 
             def slow(*arguments: Any) -> None:
                 if run.step == AT and run.formation == 1:
-                    transition = run._transition
-                    assert transition is not None
-                    while not transition.membership.rendezvous_pending:
+                    membership = run._recovery.membership
+                    assert membership is not None
+                    while not membership.rendezvous_pending:
                         sleep(0.01)
                     sleep(0.5)  # for the others to be there
                 fill(*arguments)

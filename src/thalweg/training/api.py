@@ -34,7 +34,7 @@ from thalweg.training.data.loader import RankLoader
 from thalweg.training.data.position import DataPosition
 from thalweg.training.data.sampler import BatchSampler
 from thalweg.training.lifecycle import RankSession
-from thalweg.training.rendezvous import EpochTransition
+from thalweg.training.recovery import Recovery
 from thalweg.training.run import Run
 from thalweg.training.shutdown import Shutdown, errors_in_one_line, show_log_lines
 from thalweg.training.snapshot import Stateful
@@ -139,12 +139,6 @@ def attach(
                 plan,
             )
         engine = Engine(wrap(world.transport()), abort_flag, seconds, world.membership)
-        transition = None
-        if world.membership is not None:
-            transition = EpochTransition(world, world.membership, engine, {**reference, **places})
-            if returns:
-                world = transition.find_epoch()
-                abort_flag = world.abort_flag()
         try:
             session = RankSession(
                 model=model,
@@ -156,8 +150,12 @@ def attach(
                 data_position=DataPosition(rank_loader),
                 state=state,
             )
-            skips = nonfinite == "skip"
-            run = Run(session, plan, world, abort_flag, transition, _records(records), skips=skips)
+            recovery = Recovery(session, world, {**reference, **places})
+            if returns:
+                world = recovery.find_epoch()
+                abort_flag = world.abort_flag()
+            session.set_members(world, abort_flag, recovery.recover_step)
+            run = Run(session, recovery, plan, _records(records), skips=nonfinite == "skip")
             run.start(None if resume is None else Path(resume), returns=returns)
         except BaseException:
             engine.close()

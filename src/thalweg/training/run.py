@@ -20,9 +20,7 @@ from thalweg.catalog import default_catalog, parse_plan
 from thalweg.engine.arrivals import Arrivals
 from thalweg.engine.digest import digest
 from thalweg.errors import Mismatch, PlanError, RunError, ThalwegError
-from thalweg.members.abort import AbortFlag
 from thalweg.members.agreement import Change
-from thalweg.members.world import World
 from thalweg.observe import StepTotals, Straggler
 from thalweg.observe.monitor import REPLICA_CHECK_PERIOD_STEPS
 from thalweg.plan import Plan, What
@@ -46,7 +44,7 @@ from thalweg.training.finite import ReportedNames, not_finite
 from thalweg.training.lifecycle import RankSession
 from thalweg.training.optimizer_state import has_new_optimizer_state, statistics_of
 from thalweg.training.recovery import Recovery
-from thalweg.training.rendezvous import EpochTransition, MembershipChange
+from thalweg.training.rendezvous import MembershipChange
 from thalweg.training.sources.gradients import GradientSynchronizer, SteppedSynchronizer
 from thalweg.training.sources.parameters import ParameterSynchronizer
 from thalweg.training.step_timer import StepTimer
@@ -72,24 +70,20 @@ class Run:
     def __init__(
         self,
         session: RankSession,
+        recovery: Recovery,
         requested: Plan,
-        world: World,
-        abort_flag: AbortFlag,
-        transition: EpochTransition | None,
         records: Path | None,
         *,
         skips: bool,
     ) -> None:
         self._process = os.getpid()
         self._session = session
-        self._recovery = Recovery(self._session, transition, self._on_members_changed)
-        self._session.set_members(world, abort_flag, self._recovery.recover_step)
+        self._recovery = recovery
         self._requested = requested
-        self._transition = transition
         self._position = session.data_position
         self._adjustments: list[Adjustment] = []
         self._auto: AutoController | None = None
-        self._auto_runs = is_auto(requested) and world.size > 1
+        self._auto_runs = is_auto(requested) and session.world.size > 1
         self._passed_safe_point = False
         self._shares_random = False
         self._without_gradient: list[tuple[nn.Parameter, torch.Tensor | None]] = []
@@ -111,8 +105,8 @@ class Run:
         self._timer = StepTimer(
             self._session, lambda: self.arrivals, records, self._check_gradients
         )
-        if transition is not None:
-            transition.on_change = self._timer.note_incident
+        recovery.on_change = self._timer.note_incident
+        recovery.on_members_changed = self._on_members_changed
 
     # Properties for the script
 
@@ -134,12 +128,12 @@ class Run:
     @property
     def formation(self) -> int:
         """The membership epoch: 1 at first, one more after every rendezvous."""
-        return 1 if self._transition is None else self._transition.membership_epoch.number
+        return self._recovery.membership_epoch.number
 
     @property
     def incidents(self) -> Sequence[MembershipChange]:
         """The membership changes so far: ranks that failed or joined, and when training resumed."""
-        return () if self._transition is None else tuple(self._transition.changes)
+        return tuple(self._recovery.changes)
 
     @property
     def counts(self) -> bool:
@@ -439,7 +433,7 @@ class Run:
     def close(self) -> None:
         """End this rank's part. It waits a moment for the others, which may still have to read the
         last messages."""
-        session = self._session
+        session, membership = self._session, self._recovery.membership
         if session.closed or os.getpid() != self._process:  # a fork is no rank
             return
         session.closed = True
@@ -457,21 +451,21 @@ class Run:
         finally:
             if session.tree is not None:
                 session.tree.close()
-            if self._transition is not None:
+            if membership is not None:
                 through = not session.shutdown.failed and not session.engine.failed
-                self._transition.membership.close(finished=through)
+                membership.close(finished=through)
             session.engine.close()
         self._timer.log_summary()
 
     def _end(self, seconds: float) -> bool:
         """Leave the run, and publish its end for ranks that join later."""
-        session = self._session
+        session, membership = self._session, self._recovery.membership
         left = self._leave(seconds)
-        if self._transition is None or not left or session.shutdown.failed or session.engine.failed:
+        if membership is None or not left or session.shutdown.failed or session.engine.failed:
             return left
         ends_alone = waits_for_nobody(session.plan) and not session.is_checkpoint_writer
         if not ends_alone and session.abort_flag.poll() is None:
-            self._transition.membership.end(self.step)
+            membership.end(self.step)
         return left
 
     def _leave(self, seconds: float) -> bool:

@@ -17,9 +17,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import nn
 
+from thalweg.engine.collectives import BROADCAST_CHUNK_BYTES, Collectives
 from thalweg.errors import RunError
 from thalweg.training.data.position import BatchIndex
-from thalweg.training.state_encoding import kinds_of, pack, unpack
+from thalweg.training.state_encoding import kinds_of, pack, places_for, unpack
 from thalweg.transports import Array
 
 HEADER_LENGTH_STRUCT = struct.Struct("<Q")
@@ -87,6 +88,23 @@ class Snapshot:
             plan=header["plan"],
             **unpack(header["tree"], tensors),
         )
+
+    def broadcast(self, collectives: Collectives, donor: int, *, overwrites: bool) -> Snapshot:
+        """The snapshot of `donor`, which all ranks of `collectives` get; if `overwrites`, in the
+        tensors of this one."""
+        head, tensors = self.in_parts()
+        length = torch.tensor([len(head)])
+        collectives.broadcast(donor, [length])
+        is_donor = collectives.rank == donor
+        text = torch.frombuffer(bytearray(head if is_donor else int(length)), dtype=torch.uint8)
+        collectives.broadcast(donor, [text])
+        head = text.numpy().tobytes()
+        if not is_donor:
+            tensors = places_for(json.loads(head)["tensors"], tensors if overwrites else {})
+        raw = (tensor.view(-1).view(torch.uint8) for tensor in tensors.values() if tensor.numel())
+        chunks = (chunk for one in raw for chunk in torch.split(one, BROADCAST_CHUNK_BYTES.nbytes))
+        collectives.broadcast(donor, chunks)
+        return self if is_donor else Snapshot.of_parts(head, tensors)
 
     def in_bytes(self) -> Array:
         head, tensors = self.in_parts()
