@@ -28,13 +28,12 @@ from thalweg.redundancy import waits_for_nobody
 from thalweg.training import checkpoint
 from thalweg.training.compressor_state import (
     CompressorState,
-    map_state,
     redistribute,
     summable_state,
 )
 from thalweg.training.data.position import BatchIndex
 from thalweg.training.lifecycle import RankSession, inner
-from thalweg.training.state_encoding import kinds_of, pack, places_for, unpack
+from thalweg.training.state_encoding import kinds_of, map_state, pack, places_for, unpack
 
 NO_PROBLEM = "fine"
 MODEL_FILE_SUFFIXES = {".bin", ".ckpt", ".pt", ".pth", ".safetensors"}

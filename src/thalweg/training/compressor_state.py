@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -22,10 +22,6 @@ SUMMED_STATE_KINDS = (RESIDUAL, "velocity")  # each rank holds a summand
 VOTE = "vote"  # residuals of a vote, of which each rank holds some elements
 CompressorState = Mapping[str, Mapping[str, Array]]
 """State that is kept from step to step: by kind, then by parameter."""
-
-
-_From = TypeVar("_From")
-_To = TypeVar("_To")
 
 
 class StatefulBucket(Protocol):
@@ -51,16 +47,6 @@ class Stateless:
 
     def load_compressor_state(self, state: CompressorState) -> Mapping[str, Array]:
         return state.get(RESIDUAL, {})
-
-
-def map_state(
-    state: Mapping[str, Mapping[str, _From]], convert: Callable[[_From], _To]
-) -> dict[str, dict[str, _To]]:
-    """Compressor state with each of its values converted."""
-    return {
-        kind: {name: convert(value) for name, value in values.items()}
-        for kind, values in state.items()
-    }
 
 
 def state_views(buckets: Iterable[StatefulBucket]) -> dict[str, dict[str, Array]]:

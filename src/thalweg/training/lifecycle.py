@@ -31,7 +31,6 @@ from thalweg.training.coded_model_check import refuse_what_differs
 from thalweg.training.compressor_state import (
     CompressorState,
     add_to_next_gradient,
-    map_state,
     summable_state,
 )
 from thalweg.training.data.loader import RankLoader
@@ -44,6 +43,7 @@ from thalweg.training.finite import BadGradients
 from thalweg.training.optimizer_state import optimizer_state_of_all
 from thalweg.training.shutdown import Shutdown
 from thalweg.training.snapshot import Snapshot, Stateful
+from thalweg.training.state_encoding import map_state
 
 log = logging.getLogger("thalweg")
 MAX_BARRIERS_PER_STEP = 1000  # exchanges at the store before one step

@@ -40,7 +40,6 @@ from thalweg.schedules import Group
 from thalweg.training.auto.request import with_settings
 from thalweg.training.compressor_state import (
     CompressorState,
-    map_state,
     replicated_state,
     state_after_member_change,
 )
@@ -48,6 +47,7 @@ from thalweg.training.lifecycle import RankSession
 from thalweg.training.rendezvous import LostSamples, MembershipChange
 from thalweg.training.snapshot import Snapshot
 from thalweg.training.sources.gradients import GradientSynchronizer
+from thalweg.training.state_encoding import map_state
 
 MAX_STATE_LAG_STEPS = 4  # of a rank whose state is requested
 STATE_ROUND_COUNT = 1 << 16  # round numbers of snapshots, below those of other collectives
