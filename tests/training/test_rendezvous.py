@@ -199,11 +199,11 @@ def test_the_only_one_with_a_steps_result_dies_as_it_hands_it_over(
         steps[0] += 1
         return came(synchronizer, *left) and (steps[0] != AT or os.environ["RANK"] == str(LOST))
 
-    def dies_as_source(recovery: Recovery, epoch: MembershipEpoch) -> Any:
+    def dies_as_source(recovery: Recovery, epoch: MembershipEpoch, held: Any) -> Any:
         assert epoch.donor == LOST or epoch.left
         if epoch.donor == int(os.environ["RANK"]) == LOST:
             os.kill(os.getpid(), signal.SIGKILL)
-        return hand_over(recovery, epoch)
+        return hand_over(recovery, epoch, held)
 
     with (
         patch.object(GradientSynchronizer, "_try_finish", comes_to_one),

@@ -100,7 +100,11 @@ def attach(
 
         group = Group.everybody(find_cluster(cluster, world.size, os.environ, hosts))
         refuse_what_cannot_run(plan_at_first(plan), group, has_data=data is not None)
-        _refuse_auto_for_ddp(plan, model)
+        if is_auto(plan) and isinstance(model, nn.parallel.DistributedDataParallel):
+            raise PlanError(
+                f"a DDP object can't change its plan, and {plan} does",
+                "attach the model without DDP, or name a plan",
+            )
         optimizer = _of_torch(optimizer)
         _refuse_foreign_parameters(model, optimizer)
         _refuse_unknown_choice(nonfinite, plan, model, optimizer)
@@ -114,7 +118,8 @@ def attach(
             "nonfinite": nonfinite,
             "racks": group.racks,
             "kept apart": str(group.contended) if plan.averages_parameters or is_auto(plan) else "",
-            "cluster": _digest(group.cluster),  # schedules depend on rates and names
+            # schedules depend on rates and names
+            "cluster": blake2b(format_cluster(group.cluster).encode(), digest_size=4).hexdigest(),
             "THALWEG_ENCRYPTION": world.security.mode,
             "THALWEG_SECRET": world.security.fingerprint,
         }
@@ -155,7 +160,9 @@ def attach(
                 world = recovery.find_epoch()
                 abort_flag = world.abort_flag()
             session.set_members(world, abort_flag, recovery.recover_step)
-            run = Run(session, recovery, plan, _records(records), skips=nonfinite == "skip")
+            named = records or os.environ.get(RECORDS_VARIABLE)
+            folder = Path(named) if named else None
+            run = Run(session, recovery, plan, folder, skips=nonfinite == "skip")
             run.start(None if resume is None else Path(resume), returns=returns)
         except BaseException:
             engine.close()
@@ -191,23 +198,10 @@ def _start_line(plan: Plan, group: Group, world: World) -> str:
     )
 
 
-def _records(given: str | Path | None) -> Path | None:
-    named = given or os.environ.get(RECORDS_VARIABLE)
-    return Path(named) if named else None
-
-
 def _may_change(world: World, model: nn.Module) -> bool:
     """True if members may leave and join. Torch's own connections don't recover, so not under
     DDP."""
     return world.size > 1 and not isinstance(model, nn.parallel.DistributedDataParallel)
-
-
-def _refuse_auto_for_ddp(plan: Plan, model: nn.Module) -> None:
-    if is_auto(plan) and isinstance(model, nn.parallel.DistributedDataParallel):
-        raise PlanError(
-            f"a DDP object can't change its plan, and {plan} does",
-            "attach the model without DDP, or name a plan",
-        )
 
 
 def _is_protected(plan: Plan) -> bool:
@@ -256,10 +250,6 @@ def _refuse_unknown_choice(
             f'nonfinite="skip" can\'t keep another optimizer from stepping {others[0]}',
             "give attach() one optimizer for all trained parameters, or leave nonfinite out",
         )
-
-
-def _digest(cluster: Cluster) -> str:
-    return blake2b(format_cluster(cluster).encode(), digest_size=4).hexdigest()
 
 
 def _make_loader(

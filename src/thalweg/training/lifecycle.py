@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -95,7 +96,6 @@ class RankSession:
         self._store_exchanges = 0  # before this step: saves and transitions
         self._store_exchanges_step = 0
         self._next_loader: RankLoader | None = None  # for the first step of these members
-        self._compressor_state: CompressorState = {}  # the part that is equal on all ranks
 
     # Properties
 
@@ -123,19 +123,14 @@ class RankSession:
         return self.plan.averages_parameters
 
     @property
-    def replicas_are_equal(self) -> bool:
-        """True if all ranks hold the same parameters after the same number of steps. With a
-        parameter server they don't."""
-        return not self.replicas_differ and self.plan.cadence.staleness is None
-
-    @property
     def gradients(self) -> dict[str, torch.Tensor]:
         """The gradients that are present, by parameter name."""
         return {name: p.grad for name, p in self.trained.items() if p.grad is not None}
 
     @property
     def keeps_own(self) -> bool:
-        """True if every rank keeps its own state and place in the data when members change."""
+        """True if every rank keeps its own state and place in the data when members change, as
+        ranks don't hold equal parameters after the same number of steps."""
         return self.replicas_differ or self.plan.cadence.staleness is not None
 
     def checkpoint_writer(self) -> int:
@@ -347,7 +342,8 @@ class RankSession:
 
     # Snapshots
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self, held: CompressorState = MappingProxyType({})) -> Snapshot:
+        """The state of this rank; `held` is the compressor state that is equal on all ranks."""
         objects = self.saved_objects  # later changes by the script don't count
         if objects is None:
             objects = [part.state_dict() for part in self.state]
@@ -361,17 +357,8 @@ class RankSession:
             model=inner(self.model).state_dict(),
             optimizer=self.optimizer.state_dict(),
             objects=objects,
-            held=map_state(self._compressor_state, torch.from_numpy),
+            held=map_state(held, torch.from_numpy),
         )
-
-    @contextmanager
-    def holding(self, state: CompressorState) -> Iterator[None]:
-        """Inside, snapshots include this state, though its compressor isn't running now."""
-        self._compressor_state = state
-        try:
-            yield
-        finally:
-            self._compressor_state = {}
 
     def load_snapshot(self, state: Snapshot) -> None:
         """Continue from the state of another rank."""

@@ -297,8 +297,7 @@ class Recovery:
         self._collectives_to_skip = epoch.collectives_to_skip(session.rank)
         self._stops_at = epoch.stops_at
         gc.collect()  # the interrupted step has cycles, and buckets that will be replaced
-        with session.holding(replicated_state(held)):
-            loaded = self._transfer_snapshot(epoch)
+        loaded = self._transfer_snapshot(epoch, replicated_state(held))
         if loaded is not None:
             self._load_snapshot(loaded, epoch)
             held = map_state(loaded.held, torch.Tensor.numpy)
@@ -341,7 +340,7 @@ class Recovery:
         self._session.engine.enter_epoch(epoch, world.abort_flag())
         return world
 
-    def _transfer_snapshot(self, epoch: MembershipEpoch) -> Snapshot | None:
+    def _transfer_snapshot(self, epoch: MembershipEpoch, held: CompressorState) -> Snapshot | None:
         """The donor's snapshot on each of the recipients; None on other ranks. A joining rank's own
         tensors are overwritten, which saves memory. A member that is behind keeps its own until all
         of the donor's have arrived: if the donor fails, the step is repeated without it."""
@@ -353,7 +352,7 @@ class Recovery:
         group = session.group.subgroup(sorted((epoch.donor, *recipients)))
         collectives = Collectives(group, session.engine, clock, SEE_OUTPUT_REMEDY)
         overwrites = session.rank in epoch.joined
-        found = session.snapshot().broadcast(collectives, epoch.donor, overwrites=overwrites)
+        found = session.snapshot(held).broadcast(collectives, epoch.donor, overwrites=overwrites)
         return None if session.rank == epoch.donor else found
 
     def _load_snapshot(self, state: Snapshot, epoch: MembershipEpoch) -> None:

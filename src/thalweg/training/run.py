@@ -105,8 +105,10 @@ class Run:
         self._timer = StepTimer(
             self._session, lambda: self.arrivals, records, self._check_gradients
         )
-        recovery.on_change = self._timer.note_incident
-        recovery.on_members_changed = self._on_members_changed
+        recovery.on_change = lambda change: self._timer.monitor.note(
+            "incident", change.step, change.reason
+        )
+        recovery.on_members_changed = self._follow_members
 
     # Properties for the script
 
@@ -400,8 +402,11 @@ class Run:
             self._recovery.switch_plan(plan)
             if self.rank == 0:
                 log.info("from step %d: %s (requested with run.switch)", self.step, plan)
-        if self._auto is not None:
-            self._run_auto(self._auto, drifted_to, chosen=plan is not None)
+        if self._auto is not None and plan is not None:  # the script itself has chosen
+            self._auto_runs = False
+            self._auto.close()
+        elif self._auto is not None and self._auto_runs:
+            self._auto.at_safe_point(self.step, drifted_to)
 
     def _adjust(self, change: Change) -> bool:
         """Adopt another set of contended links; False if the plan has no groups any more."""
@@ -493,7 +498,7 @@ class Run:
                 self._recovery.rejoin()
             else:
                 self._begin_or_resume(resume)
-                self._restart_auto()
+                self._follow_members()
         except BaseException:
             self._timer.close()
             raise
@@ -516,29 +521,16 @@ class Run:
         if compressor_state is not None:
             session.load_compressor_state(compressor_state)
 
-    def _on_members_changed(self) -> None:
-        """Follow a change of members: monitoring, and `auto`."""
-        self._timer.follow()
-        self._restart_auto()
-
-    def _restart_auto(self) -> None:
-        """Restart `auto` for these members, if no rank is missing."""
+    def _follow_members(self) -> None:
+        """Follow a change of members: monitoring, and `auto`, which restarts if no rank is
+        missing."""
         session = self._session
+        self._timer.follow()
         if self._auto is not None:
             self._auto.close()
             self._auto = None
         if self._auto_runs and session.group.size == session.everybody.size:
             self._auto = AutoController(self._requested, session, self._refuse_for_auto)
-
-    def _run_auto(
-        self, controller: AutoController, drifted_to: float | None, *, chosen: bool
-    ) -> None:
-        """Run `auto` at a safe point, until the script itself has chosen a plan."""
-        if chosen:
-            self._auto_runs = False
-            controller.close()
-        if self._auto_runs:
-            controller.at_safe_point(self.step, drifted_to)
 
     def _refuse_for_auto(self, plan: Plan) -> None:
         """Raise PlanError for a plan that can't run, and for a code under which the script's last
@@ -612,10 +604,9 @@ class Run:
         session, was_over, self._step_skipped = self._session, self._step_skipped, False
         if self._open_steps and not self.counts:  # interrupted in a closure, after the step began
             self._hide_gradients()
-        if self._accumulates or session.closed or not self.counts:
+        syncs = getattr(session.model, "require_backward_grad_sync", True)  # False in DDP's no_sync
+        if self._accumulates or session.closed or not self.counts or not syncs:
             return
-        if not getattr(session.model, "require_backward_grad_sync", True):
-            return  # in the no_sync of a DDP object
         synchronizer, own = session.attached, session.replicas_differ
         if was_over and self._open_steps:  # another evaluation of a closure whose step was skipped
             self._hide_gradients()
@@ -724,11 +715,7 @@ class Run:
         """Submit a digest of the parameters at intervals; if digests differ, all ranks end at the
         same safe point."""
         session, monitor = self._session, self._timer.monitor
-        if (
-            self.size > 1
-            and session.replicas_are_equal
-            and not self.step % REPLICA_CHECK_PERIOD_STEPS
-        ):
+        if self.size > 1 and not session.keeps_own and not self.step % REPLICA_CHECK_PERIOD_STEPS:
             monitor.submit_digest(self.step, digest(session.trained.values()))
         if monitor.difference:
             session.agreement.propose(DIFFERENCE_CHANGE, monitor.difference)
