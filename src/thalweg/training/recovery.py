@@ -110,7 +110,8 @@ class Recovery:
             return
 
         def with_members() -> None:
-            with self._session.restricted_to(self._collective_members()):
+            members = self.membership_epoch.collective_members(self._session.step)
+            with self._session.restricted_to(members):
                 work()
 
         try:
@@ -235,13 +236,6 @@ class Recovery:
                 if self.membership_epoch.place != begun:
                     return
 
-    def _collective_members(self) -> tuple[int, ...]:
-        """The members that take part in the collectives before this step."""
-        epoch = self.membership_epoch
-        if epoch.number == 1:
-            return epoch.members
-        return epoch.collective_members(self._session.step)
-
     # Rendezvous
 
     def _rendezvous(self, doing: MemberPhase) -> Snapshot | None:
@@ -254,12 +248,10 @@ class Recovery:
         lost_samples = self._lost_samples()
         held: CompressorState = {}
         if session.synchronizer is not None:
-            in_step = doing is MemberPhase.STEP
-            held = (
-                session.synchronizer.compressor_state_before
-                if in_step
-                else session.synchronizer.compressor_state
-            )
+            if doing is MemberPhase.STEP:
+                held = session.synchronizer.compressor_state_before
+            else:
+                held = session.synchronizer.compressor_state
             held = state_after_member_change(held)
             session.synchronizer.abort()
         loaded: Snapshot | None = None

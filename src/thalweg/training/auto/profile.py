@@ -20,7 +20,7 @@ from functools import partial
 from math import sqrt
 from statistics import fmean
 from time import perf_counter
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -64,12 +64,6 @@ class Profile:
             optimizer.register_step_pre_hook(Hook(lambda *_: self._optimizes())),
             optimizer.register_step_post_hook(Hook(lambda *_: self._ends())),
         ]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         for hook in self._hooks:
