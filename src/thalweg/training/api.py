@@ -106,8 +106,7 @@ def attach(
                 "attach the model without DDP, or name a plan",
             )
         optimizer = _of_torch(optimizer)
-        _refuse_foreign_parameters(model, optimizer)
-        _refuse_unknown_choice(nonfinite, plan, model, optimizer)
+        _refuse_what_does_not_fit(nonfinite, plan, model, optimizer)
         rank_loader = _make_loader(plan, group, world, data, batch, seed, loader or {})
         settings = {
             "batch": batch,
@@ -222,30 +221,28 @@ def _of_torch(optimizer: Any) -> torch.optim.Optimizer:
     return found
 
 
-def _refuse_foreign_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    ours = {id(parameter) for parameter in model.parameters()}
-    if not all(id(p) in ours for group in optimizer.param_groups for p in group["params"]):
+def _refuse_what_does_not_fit(
+    nonfinite: str, plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> None:
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if not held <= {id(parameter) for parameter in model.parameters()}:
         raise UsageError(
             "the optimizer has parameters that are not the model's, so no rank would average them",
             "make it from model.parameters(), after the model is complete, or put the others into "
             "the model",
         )
 
-
-def _refuse_unknown_choice(
-    nonfinite: str, plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer
-) -> None:
     if nonfinite not in ("raise", "skip"):
         raise UsageError(f"nonfinite={nonfinite!r} is unknown", 'use "raise" or "skip"')
-    is_ddp = isinstance(model, nn.parallel.DistributedDataParallel)
-    if nonfinite == "skip" and is_ddp and plan.precision is not None:
+    if nonfinite != "skip":
+        return
+    if isinstance(model, nn.parallel.DistributedDataParallel) and plan.precision is not None:
         raise PlanError(
             f"under a DDP object {plan} can't make the other ranks skip a step",
             "attach the model without DDP",
         )
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     others = [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in held]
-    if nonfinite == "skip" and others:
+    if others:
         raise UsageError(
             f'nonfinite="skip" can\'t keep another optimizer from stepping {others[0]}',
             "give attach() one optimizer for all trained parameters, or leave nonfinite out",

@@ -154,8 +154,12 @@ def _fill(
         "files": files,
         "trees": {part: tree for part, (tree, _) in packed.items()},
     }
-    seal = _seal(CHECKPOINT_FORMAT, content)
-    index = {"kind": _KIND, "format": CHECKPOINT_FORMAT, "sha256": seal, "content": content}
+    index = {
+        "kind": _KIND,
+        "format": CHECKPOINT_FORMAT,
+        "sha256": _seal(CHECKPOINT_FORMAT, content),
+        "content": content,
+    }
     file = folder / _INDEX
     file.write_text(json.dumps(index, indent=1), encoding="utf-8")
     _sync(file)

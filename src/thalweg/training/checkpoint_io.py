@@ -173,8 +173,9 @@ def _read(
     except CheckpointError as error:
         return {"problem": error.problem, "remedy": error.remedy}, {}, []
     extra = {k: v for k, v in saved.model.items() if not isinstance(v, torch.Tensor)}
-    parts = {"model": extra, "optimizer": saved.optimizer, "state": saved.state}
-    tree, tensors = pack(parts, "checkpoint")
+    tree, tensors = pack(
+        {"model": extra, "optimizer": saved.optimizer, "state": saved.state}, "checkpoint"
+    )
     kept = [rank.pop(COMPRESSOR_STATE_FIELD, {}) for rank in saved.ranks if rank is not None]
     header = {
         "held": map_state(kept[0], lambda tensor: list(tensor.shape)) if kept else {},

@@ -95,7 +95,8 @@ class Recovery:
         """Begin to trigger a rendezvous when a rank fails that others wait for."""
         if self.membership is not None:
             self.membership.triggers_rendezvous = self._triggers_rendezvous
-            self.membership.heeds_losses = self._all_wait
+            # Under a code lost messages are requested again.
+            self.membership.heeds_losses = lambda: not waits_for_nobody(self._session.plan)
 
     # Operations that may be interrupted
 
@@ -400,9 +401,13 @@ class Recovery:
         self._note(reason, step, left, epoch.joined, self._noticed, samples)
         self._noticed = None
         if self._session.rank == epoch.donor:
-            members = ranks_text(epoch.members)
-            text = "%s: membership epoch %d resumes at step %d with %s"
-            log.warning(text, reason, epoch.number, step, members)
+            log.warning(
+                "%s: membership epoch %d resumes at step %d with %s",
+                reason,
+                epoch.number,
+                step,
+                ranks_text(epoch.members),
+            )
 
     def _note_absence(self, rank: int, reason: str) -> None:
         """Record a suspected rank. The failure detector's thread calls this."""
@@ -411,23 +416,23 @@ class Recovery:
             self._noticed = self._noticed or time()
             return
         self._unawaited.add(rank)
-        text = f"{departure_text(rank, reason)}; no rank waits for it"
-        self._note_without_rendezvous(text, self.membership.heartbeat.step, left=(rank,))
+        self._note_without_rendezvous(
+            f"{departure_text(rank, reason)}; no rank waits for it", left=(rank,)
+        )
 
     def _note_return(self, rank: int) -> None:
         """Record a recovered rank. The failure detector's thread calls this."""
-        assert self.membership is not None
         if rank in self._unawaited:
             self._unawaited.discard(rank)
-            text = f"rank {rank} recovered"
-            self._note_without_rendezvous(text, self.membership.heartbeat.step, joined=(rank,))
+            self._note_without_rendezvous(f"rank {rank} recovered", joined=(rank,))
 
     def _note_without_rendezvous(
-        self, reason: str, step: int, left: tuple[int, ...] = (), joined: tuple[int, ...] = ()
+        self, reason: str, left: tuple[int, ...] = (), joined: tuple[int, ...] = ()
     ) -> None:
-        self._note(reason, step, left, joined)
+        assert self.membership is not None
+        self._note(reason, self.membership.heartbeat.step, left, joined)
         if self._world.rank == self.membership_epoch.members[0]:
-            log.warning("%s, at step %d", reason, step)
+            log.warning("%s, at step %d", reason, self.membership.heartbeat.step)
 
     def _note(
         self,
@@ -454,11 +459,6 @@ class Recovery:
         del self.changes[:-INCIDENT_HISTORY_COUNT]
 
     # Calls of the failure detector
-
-    def _all_wait(self) -> bool:
-        """True if all ranks wait for one another. Under a code lost messages are requested
-        again."""
-        return not waits_for_nobody(self._session.plan)
 
     def _triggers_rendezvous(self, rank: int) -> bool:
         """True if the absence of this rank requires a rendezvous. A code can do without some ranks

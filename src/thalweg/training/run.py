@@ -457,8 +457,7 @@ class Run:
             if session.tree is not None:
                 session.tree.close()
             if membership is not None:
-                through = not session.shutdown.failed and not session.engine.failed
-                membership.close(finished=through)
+                membership.close(finished=not (session.shutdown.failed or session.engine.failed))
             session.engine.close()
         self._timer.log_summary()
 
@@ -539,10 +538,10 @@ class Run:
         if is_relayed(plan) and not self._position.weighed:
             raise PlanError(f"{plan} needs losses weighted by run.mean", "use run.mean")
         if default_catalog().is_native(plan) and not self._suits_ddp:
-            problem = (
-                f"{plan} needs a model that is called, and uses every parameter, at every step"
+            raise PlanError(
+                f"{plan} needs a model that is called, and uses every parameter, at every step",
+                "use every parameter, or another plan",
             )
-            raise PlanError(problem, "use every parameter, or another plan")
         if is_coded(plan):
             for differs in what_differs(self._session.model, random=not self._shares_random):
                 raise PlanError(*differs)
@@ -640,10 +639,10 @@ class Run:
         if not self._skips_nonfinite:
             self._fail(error)
         if spoilt := not_finite(statistics_of(session.model)):
-            problem = f"{spoilt[0]} has inf or nan on rank {self.rank} at step {self.step}"
             self._fail(
                 RunError(
-                    f"{problem}, and skipping the step doesn't remove it",
+                    f"{spoilt[0]} has inf or nan on rank {self.rank} at step {self.step}, and "
+                    "skipping the step doesn't remove it",
                     "check the data of that rank: the forward pass itself was not finite",
                 )
             )

@@ -182,10 +182,10 @@ class _Packer:
 
     def pack(self, x: Any, path: tuple[Any, ...]) -> Json:
         if len(path) > MAX_NESTING_COUNT:
-            problem = (
-                f"{self.name} is nested more than {MAX_NESTING_COUNT} deep, or contains itself"
+            raise CheckpointError(
+                f"{self.name} is nested more than {MAX_NESTING_COUNT} deep, or contains itself",
+                _UNPACKABLE_REMEDY,
             )
-            raise CheckpointError(problem, _UNPACKABLE_REMEDY)
         kind = type(x)
         if kind is dict and all(type(key) is str and _is_unicode(key) for key in x):
             return {"dict": {key: self.pack(value, (*path, key)) for key, value in x.items()}}
@@ -235,17 +235,22 @@ class _Packer:
             return {"tuple": [self.key(member, path) for member in x]}
         packed = _leaf(x)
         if packed is None and x is not None:
-            problem = f"{self.at(path)} has a key of type {type(x).__name__}"
-            raise CheckpointError(problem, "use numbers, text or tuples of these for keys")
+            raise CheckpointError(
+                f"{self.at(path)} has a key of type {type(x).__name__}",
+                "use numbers, text or tuples of these for keys",
+            )
         return packed
 
     def tensor(self, x: Tensor, path: tuple[Any, ...]) -> Json:
         if type(x) not in (Tensor, torch.nn.Parameter):
-            problem = f"{self.at(path)} is a {type(x).__name__}, not a plain tensor"
-            raise CheckpointError(problem, _UNPACKABLE_REMEDY)
+            raise CheckpointError(
+                f"{self.at(path)} is a {type(x).__name__}, not a plain tensor", _UNPACKABLE_REMEDY
+            )
         if x.layout is not torch.strided or x.dtype not in _STORED or x.device.type == "meta":
-            problem = f"{self.at(path)} is a tensor of {x.dtype}, {x.layout}, on {x.device}"
-            raise CheckpointError(problem, "make it a dense one of a common type")
+            raise CheckpointError(
+                f"{self.at(path)} is a tensor of {x.dtype}, {x.layout}, on {x.device}",
+                "make it a dense one of a common type",
+            )
         plain = x.detach().cpu().resolve_conj().resolve_neg().contiguous()
         if plain.dtype is torch.complex128:
             return {"complex tensor": self.place(torch.view_as_real(plain), path)}

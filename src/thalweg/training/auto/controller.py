@@ -264,8 +264,7 @@ class AutoController:
         entry: dict[str, Any] = {}
         if self._state.awaits_advice:
             author = session.rank == ADVISOR_RANK
-            now = self._measured() if self._now is None else self._now
-            entry = self._advice(step, now)
+            entry = self._advice(step, self._measured() if self._now is None else self._now)
         elif author or not waits_for_nobody(session.plan):
             entry = {"step": step, "seconds": self._measured()}
             entry["may_leave"] = author and self._all_are_present(step)
@@ -363,8 +362,7 @@ class AutoController:
         )
         if not has_data:
             log.info("coded plans are not ranked: they need data= and batch= in attach()")
-        before = parse_plan(self._state.came_from or self._state.sync)
-        return ranker.ranking(self.advice, before)
+        return ranker.ranking(self.advice, parse_plan(self._state.came_from or self._state.sync))
 
 
 def _folded(state: AutoState, entry: Mapping[str, Any]) -> AutoState:
@@ -372,8 +370,9 @@ def _folded(state: AutoState, entry: Mapping[str, Any]) -> AutoState:
     if "problem" in entry:
         return on_no_advice(state, step, entry["problem"])
     if "ranking" in entry:
-        ranking = [CandidatePlan(**one) for one in entry["ranking"]]
-        return on_advice(state, step, ranking, entry["now"])
+        return on_advice(
+            state, step, [CandidatePlan(**one) for one in entry["ranking"]], entry["now"]
+        )
     return on_measured(state, step, entry["seconds"], may_leave=entry["may_leave"])
 
 

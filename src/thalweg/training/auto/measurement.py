@@ -11,11 +11,10 @@ from thalweg.catalog import default_catalog
 from thalweg.declarations import Promise
 from thalweg.facts import Cluster, CodecCost, Costs, Machine, StragglerDelay, Workload
 from thalweg.launch.rank_assignment import ONE_RACK_ASSUMPTION
-from thalweg.plan import Choice, Plan
+from thalweg.plan import Plan
 from thalweg.predict.candidates import candidates
 from thalweg.probing.calibration import calibrate
 from thalweg.redundancy import waits_for_nobody
-from thalweg.schedules import Group
 from thalweg.training.auto.profile import Profile, ProfileResult, merged
 from thalweg.training.lifecycle import RankSession
 
@@ -39,7 +38,9 @@ class RunCalibrator:
 
     def __init__(self, session: RankSession, allow: Promise) -> None:
         self._session = session
-        self._codecs = compressors(session.group, allow)
+        plans = candidates(session.group, allow, default_catalog()).plans
+        precisions = [plan.precision for plan in plans if plan.precision is not None]
+        self._codecs = list(dict.fromkeys(precisions))
         self._costs: Mapping[str, CodecCost] = {}
         self._profile: Profile | None = None
         self._profiled: ProfileResult | None = None
@@ -102,20 +103,20 @@ class RunCalibrator:
         figures = len(seconds) // max(1, len(profile))
         table = collectives.all_gather(seconds[len(seconds) - steps * figures :])
         if not steps:
-            workload = Workload(name=RUN_WORKLOAD_NAME, tensors=profile.tensors)
-            no_delays = (StragglerDelay(),) * self._session.group.size
-            return ProfileResult(workload=workload, straggler_delays=no_delays, spread=0.0)
+            return ProfileResult(
+                workload=Workload(name=RUN_WORKLOAD_NAME, tensors=profile.tensors),
+                straggler_delays=(StragglerDelay(),) * self._session.group.size,
+                spread=0.0,
+            )
         return merged(RUN_WORKLOAD_NAME, profile.tensors, table)
 
 
 def profiles_compute_alone(plan: Plan) -> bool:
     """True if a profile of the plan's steps contains computing alone: not if a step ends with
     averaging, torch's own path sends, or a compressor runs during backward."""
-    shared = plan.averages_parameters or plan.precision is not None
-    return not (shared or waits_for_nobody(plan) or default_catalog().is_native(plan))
-
-
-def compressors(group: Group, allow: Promise) -> list[Choice]:
-    """The compressors of the candidate plans."""
-    plans = candidates(group, allow, default_catalog()).plans
-    return list(dict.fromkeys(plan.precision for plan in plans if plan.precision is not None))
+    return not (
+        plan.averages_parameters
+        or plan.precision is not None
+        or waits_for_nobody(plan)
+        or default_catalog().is_native(plan)
+    )
