@@ -223,8 +223,10 @@ class RankSession:
             if self.data_position.rank_loader is not None:
                 self.data_position.rank_loader.with_allocation(allocation)
 
-    def run_plan(self) -> None:
-        """Start the plan with this step."""
+    def run_plan(self, held: CompressorState | None = None) -> None:
+        """Start the plan with this step; its compressor continues with the state `held`, if any.
+        Residuals that it can't hold are added to the next gradient; under a code, where several
+        ranks compute the same, they are dropped."""
         self._refuse_what_does_not_suit(self.plan)
         self.data_position.start_checks()
         self.synchronizer = self.context.synchronizer(self.model, self.optimizer, self.plan)
@@ -238,6 +240,10 @@ class RankSession:
                 self.begin()
         if self.tree is not None:
             self.warns = self.tree.is_root  # one warning is enough
+        residuals = {} if held is None else self.attached.load_compressor_state(held)
+        if not is_relayed(self.plan):
+            parameters = dict(inner(self.model).named_parameters())
+            add_to_next_gradient(parameters, residuals, self.group.size)
 
     def begin(self) -> None:
         """Distribute the data over the members that begin with this step."""
@@ -265,17 +271,7 @@ class RankSession:
             self.tree.leave(self.engine.timeout, replace(self.snapshot(), agreed=self.agreed))
             self.tree.close()
         self.plan = plan
-        self.run_plan()
-        self.load_compressor_state(compressor_state)
-
-    def load_compressor_state(self, state: CompressorState) -> None:
-        """Give the new plan's compressor this state. Residuals that it can't hold are added to the
-        next gradient; under a code, where several ranks compute the same, they are dropped."""
-        residuals = self.attached.load_compressor_state(state)
-        if not is_relayed(self.plan):
-            add_to_next_gradient(
-                dict(inner(self.model).named_parameters()), residuals, self.group.size
-            )
+        self.run_plan(compressor_state)
 
     # Equal replicas
 

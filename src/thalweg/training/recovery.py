@@ -296,8 +296,7 @@ class Recovery:
             held = map_state(loaded.held, torch.Tensor.numpy)
         if session.closed:
             return loaded
-        session.run_plan()
-        session.load_compressor_state(held)
+        session.run_plan(held)
         for name, value in pending:
             if name in ("sync", "stop"):
                 session.agreement.propose(name, value)

@@ -496,7 +496,10 @@ class Run:
             if returns:
                 self._recovery.rejoin()
             else:
-                self._begin_or_resume(resume)
+                compressor_state = None if resume is None else load(session, resume)
+                if compressor_state is None:
+                    session.broadcast_model(0)
+                session.run_plan(compressor_state)
                 self._follow_members()
         except BaseException:
             self._timer.close()
@@ -510,15 +513,6 @@ class Run:
             session.optimizer.register_step_post_hook(Hook(lambda *_: self._after_step())),
             session.model.register_forward_pre_hook(Hook(lambda *_: self._before_forward())),
         ]
-
-    def _begin_or_resume(self, directory: Path | None) -> None:
-        session = self._session
-        compressor_state = None if directory is None else load(session, directory)
-        if compressor_state is None:
-            session.broadcast_model(0)
-        session.run_plan()
-        if compressor_state is not None:
-            session.load_compressor_state(compressor_state)
 
     def _follow_members(self) -> None:
         """Follow a change of members: monitoring, and `auto`, which restarts if no rank is

@@ -124,8 +124,7 @@ class ProfileResult:
         probability of its ranks."""
 
         def seen(host: Host) -> Host:
-            delays = [self.straggler_delays[rank] for rank in host.ranks]
-            return replace(host, late=_pooled(delays))
+            return replace(host, late=_pooled([self.straggler_delays[r] for r in host.ranks]))
 
         racks = (
             replace(rack, hosts=tuple(seen(host) for host in rack.hosts)) for rack in cluster.racks
@@ -156,10 +155,11 @@ def merged(name: str, tensors: Sequence[Tensor], table: Seconds) -> ProfileResul
             forward=Duration(forward), backward=Duration(backward), optimizer=Duration(optimizer)
         ),
     )
-    limit = max(STRAGGLER_DEVIATIONS * deviation, STRAGGLER_STEP_FRACTION * usual)
     return ProfileResult(
         workload=workload,
-        straggler_delays=straggler_delays(excess, limit),
+        straggler_delays=straggler_delays(
+            excess, limit=max(STRAGGLER_DEVIATIONS * deviation, STRAGGLER_STEP_FRACTION * usual)
+        ),
         spread=deviation / usual if usual else 0.0,
     )
 
