@@ -64,8 +64,9 @@ def _save_together(session: RankSession, directory: Path, keep: int, number: int
     world.put(own, json.dumps(_random_states()))
     places = _places(state)
     writer = world.members[0]
-    own_state = [torch.from_numpy(state[kind][name]) for kind, name in places]
-    gathered = session.collectives.gather(writer, own_state)
+    gathered = session.collectives.gather(
+        writer, [torch.from_numpy(state[kind][name]) for kind, name in places]
+    )
     problem = NO_PROBLEM
     if world.rank == writer:
         try:

@@ -343,8 +343,9 @@ class Recovery:
         clock.shared = -STATE_ROUND_COUNT
         group = session.group.subgroup(sorted((epoch.donor, *recipients)))
         collectives = Collectives(group, session.engine, clock, SEE_OUTPUT_REMEDY)
-        overwrites = session.rank in epoch.joined
-        found = session.snapshot(held).broadcast(collectives, epoch.donor, overwrites=overwrites)
+        found = session.snapshot(held).broadcast(
+            collectives, epoch.donor, overwrites=session.rank in epoch.joined
+        )
         return None if session.rank == epoch.donor else found
 
     def _load_snapshot(self, state: Snapshot, epoch: MembershipEpoch) -> None:

@@ -91,14 +91,11 @@ class Run:
         self._skips_nonfinite = skips  # True: skip steps whose gradients are not finite
         self._skipped: deque[tuple[int, str]] = deque(maxlen=SKIPPED_HISTORY_STEPS)
         self._step_skipped = False  # the step that the optimizer is about to take was skipped
-        self._stepped_with: tuple[ref[torch.Tensor], int] | None = (
-            None  # a gradient and its version
-        )
+        # Of the last step: a gradient and its version.
+        self._stepped_with: tuple[ref[torch.Tensor], int] | None = None
         self._was_called = False  # the model was called in this step
         self._suits_ddp = True  # in the last step the model was called, and used every parameter
-        self._skipped_gradients: list[
-            tuple[torch.Tensor, int]
-        ] = []  # skipped gradients, with their versions
+        self._skipped_gradients: list[tuple[torch.Tensor, int]] = []  # with their versions
         self._accumulates = False
         self._open_steps = 0  # nested calls of the optimizer's step that are under way
         self._has_closure = False  # the last optimizer step was called with a closure
@@ -353,9 +350,8 @@ class Run:
         """Apply the changes that were agreed for this step. `run.batches` calls it; with a loader
         of the script's own the model's forward does."""
         if not self._has_closure or self._position.rank_loader is not None:
-            self._open_steps = (
-                0  # only a closure's forward is inside a step: the earlier one failed
-            )
+            # Only a closure calls forward inside a step, so an earlier step has failed.
+            self._open_steps = 0
         if self._passed_safe_point:
             return
         self._passed_safe_point = True
@@ -623,10 +619,8 @@ class Run:
         elif not (names := not_finite(session.gradients)):
             return
         found = session.context.bad_gradients
-        knows = own or isinstance(
-            synchronizer, GradientSynchronizer
-        )  # which rank has computed these gradients
-        reported: ReportedNames = {self.rank: names} if names and knows else {}
+        are_own = own or isinstance(synchronizer, GradientSynchronizer)  # of this rank's backward
+        reported: ReportedNames = {self.rank: names} if names and are_own else {}
         if not own and not (reported and self._skips_nonfinite and self.rank != self.members[0]):
             reported = found.reports() or reported
         error = found.error(reported, names)

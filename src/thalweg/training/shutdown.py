@@ -60,8 +60,7 @@ class Shutdown:
             return
         self._left = True
         _OneLine.watched[:] = [e for e in _OneLine.watched if e is not self]
-        patience = FAILED_LEAVE_TIMEOUT_SECONDS if self.failed else LEAVE_TIMEOUT_SECONDS
-        if not part(patience):
+        if not part(FAILED_LEAVE_TIMEOUT_SECONDS if self.failed else LEAVE_TIMEOUT_SECONDS):
             self.fail(f"its part of the run ended after step {step}")
         elif self.failed and self.abort_flag.poll() is not None:
             sleep(ROOT_CAUSE_LEAD_SECONDS)
@@ -80,10 +79,9 @@ class _OneLine:
         self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None
     ) -> None:
         known = _on_purpose(error)
-        problem = known.problem if known else f"{kind.__name__}: {error}"
         who = ""
         for shutdown in self.watched:
-            shutdown.fail(problem)
+            shutdown.fail(known.problem if known else f"{kind.__name__}: {error}")
             who = f"rank {shutdown.rank}: "
         if known and DEBUG_VARIABLE not in os.environ:
             print(f"thalweg: {who}{known}", file=sys.stderr)

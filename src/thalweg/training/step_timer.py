@@ -73,8 +73,7 @@ class StepTimer:
             self.monitor.begin(session.world, str(session.plan))
 
     def summary(self) -> str:
-        monitor = self.monitor
-        cluster = self._session.everybody.cluster
+        monitor, cluster = self.monitor, self._session.everybody.cluster
         return summary_text(cluster, monitor.step_totals, monitor.changes)
 
     def log_summary(self) -> None:
