@@ -137,8 +137,8 @@ def trained(script: Script, board: Board) -> dict[str, Any]:
     ):
         warnings.simplefilter("always")
         result = _trained(script, board)
-    told = [str(warning.message) for warning in caught]
-    return {**result, "warnings": told, "taken_over": loaded.call_count}
+    messages = [str(warning.message) for warning in caught]
+    return {**result, "warnings": messages, "taken_over": loaded.call_count}
 
 
 def _trained(script: Script, board: Board) -> dict[str, Any]:
@@ -265,7 +265,7 @@ class Ended:
             self.said.append((rank, line))
 
     @property
-    def told(self) -> list[dict[str, Any]]:
+    def reported(self) -> list[dict[str, Any]]:
         """Of those who lived to the end."""
         return [result for result in self.by_rank.values() if result]
 

@@ -205,10 +205,10 @@ def awaits(rank: int, *, at: int) -> Act:
 
 
 def _is_wanted(run: Run) -> bool:
-    transition = run._transition
-    assert transition is not None
+    membership = run._recovery.membership
+    assert membership is not None
     try:
-        transition.membership.raise_if_join_requested()
+        membership.raise_if_join_requested()
     except Interrupted:
         return True
     return False

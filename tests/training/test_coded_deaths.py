@@ -46,17 +46,17 @@ def calm_teams() -> list[dict[str, Any]]:
 
 
 def assert_as_if_nothing_had_happened(
-    told: list[dict[str, Any]], calm: list[dict[str, Any]]
+    reported: list[dict[str, Any]], calm: list[dict[str, Any]]
 ) -> None:
     """But for the order in which another tree adds up, and for a rank that was behind when its
     tree ended: it takes over the state of another, and not the steps before that."""
-    assert [step for step in ALL if all(step not in one["steps"] for one in told)] == []
-    for one in told:
+    assert [step for step in ALL if all(step not in one["steps"] for one in reported)] == []
+    for one in reported:
         assert one["steps"] == ALL or one["taken_over"] > 0
         assert one["steps"] == sorted(set(one["steps"]))
-    assert same_bits(told)
-    assert told[0]["values"] == pytest.approx(calm[0]["values"], rel=1e-9)
-    assert told[0]["lr"] == calm[0]["lr"]
+    assert same_bits(reported)
+    assert reported[0]["values"] == pytest.approx(calm[0]["values"], rel=1e-9)
+    assert reported[0]["lr"] == calm[0]["lr"]
 
 
 @pytest.mark.parametrize(
@@ -70,8 +70,8 @@ def test_within_the_tolerance_no_step_is_lost(
     act = all_of(*(dies(rank, at=4 + 3 * number) for number, rank in enumerate(dead)))
     ended = train_among_the_dying(Script(sync=TREE, act=act))
     assert ended.lost == sorted(dead)
-    assert one_value(ended.told, "steps") == ALL
-    assert same_bits(ended.told + calm)
+    assert one_value(ended.reported, "steps") == ALL
+    assert same_bits(ended.reported + calm)
     for rank in dead:
         assert (
             rank,
@@ -88,10 +88,10 @@ def test_one_that_is_started_again_comes_back(
     act = all_of(dies(rank, at=5), waits(1, 2, at=12, until_back=rank))
     ended = train_among_the_dying(Script(sync=TREE, act=act), restart=[rank])
     assert not ended.lost
-    assert same_bits(ended.told + calm)
-    assert one_value(ended.told, "lr") == calm[0]["lr"]
+    assert same_bits(ended.reported + calm)
+    assert one_value(ended.reported, "lr") == calm[0]["lr"]
     again = ended.by_rank.pop(rank)["steps"]
-    assert one_value(ended.told, "steps") == ALL
+    assert one_value(ended.reported, "steps") == ALL
     assert 5 < again[0] <= 13
     assert again == ALL[again[0] - 1 :]
 
@@ -104,10 +104,10 @@ def test_one_that_comes_back_is_of_use(
     act = all_of(dies(2, at=3), waits(0, 1, at=8, until_back=2), dies(3, at=14))
     ended = train_among_the_dying(Script(sync=TEAMS, act=act), size=4, restart=[2])
     assert ended.lost == [3]
-    assert same_bits(ended.told + calm_teams)
+    assert same_bits(ended.reported + calm_teams)
 
 
-def test_an_error_in_one_script_is_told_and_the_others_go_on(
+def test_an_error_in_one_script_is_reported_and_the_others_go_on(
     calm_teams: list[dict[str, Any]],
 ) -> None:
     def fails(run: Run, board: Board) -> None:
@@ -116,8 +116,8 @@ def test_an_error_in_one_script_is_told_and_the_others_go_on(
 
     ended = train_among_the_dying(Script(sync=TEAMS, act=fails), size=4)
     assert ended.lost == [3]
-    assert one_value(ended.told, "steps") == ALL
-    assert same_bits(ended.told + calm_teams)
+    assert one_value(ended.reported, "steps") == ALL
+    assert same_bits(ended.reported + calm_teams)
     [(rank, line)] = ended.said
     assert rank == 3
     assert line.startswith("rank 3: ValueError: boom (")
@@ -130,7 +130,7 @@ def test_an_error_in_one_script_is_told_and_the_others_go_on(
 def test_the_others_go_on_in_a_smaller_tree(calm_teams: list[dict[str, Any]]) -> None:
     ended = train_among_the_dying(Script(sync=TEAMS, act=BOTH), size=4)
     assert ended.lost == [2, 3]
-    assert_as_if_nothing_had_happened(ended.told, calm_teams)
+    assert_as_if_nothing_had_happened(ended.reported, calm_teams)
 
 
 def test_or_give_up_and_say_for_whom_they_waited(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,8 +152,8 @@ def test_or_go_on_with_what_there_is_and_say_so(monkeypatch: pytest.MonkeyPatch)
     script = Script(sync="gc(stragglers=1, beyond=partial)", act=BOTH, epochs=2)
     ended = train_among_the_dying(script, size=4)
     assert ended.lost == [2, 3]
-    assert same_bits(ended.told)
-    approximate = one_value(ended.told, "approximate")
+    assert same_bits(ended.reported)
+    approximate = one_value(ended.reported, "approximate")
     assert {int(step) for step in approximate} >= set(range(5, 2 * STEPS_A_EPOCH))
     assert set(approximate.values()) == {0.5}
 
@@ -164,7 +164,7 @@ def test_or_go_on_with_what_there_is_and_say_so(monkeypatch: pytest.MonkeyPatch)
 def test_without_its_root_the_others_plant_another_tree(calm: list[dict[str, Any]]) -> None:
     ended = train_among_the_dying(Script(sync=TREE, act=dies(0, at=5)), spare=range(SIZE))
     assert ended.lost == [0]
-    assert_as_if_nothing_had_happened(ended.told, calm)
+    assert_as_if_nothing_had_happened(ended.reported, calm)
 
 
 def test_a_run_that_is_gone_goes_on_from_its_checkpoint(
@@ -212,5 +212,5 @@ def test_one_that_is_stopped_is_not_kept_in_memory(
         when=lambda board: board.furthest(but=3) >= until,
     )
     assert not ended.lost
-    assert same_bits(ended.told)
+    assert same_bits(ended.reported)
     assert len(ended.by_rank[3]["steps"]) < 40

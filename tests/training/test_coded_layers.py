@@ -1,4 +1,4 @@
-"""Layers whose result depends on more than the sample, under a code: told, refused, or the same."""
+"""Layers that depend on more than the sample: under a code a warning, an error, or neither."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_refused_where_replicas_have_different_samples(
     refuse_what_differs(nn.Sequential(nn.Dropout(0.0)), planted(code, 6, 2, 1))
 
 
-def test_told_where_they_have_the_same() -> None:
+def test_a_warning_where_they_have_the_same() -> None:
     with pytest.warns(UserWarning, match=r"batch norm \(1\) normalises over each worker's own sam"):
         warn_of_what_differs(with_norm(), random=True)
     with pytest.warns(UserWarning, match=r"dropout \(1\) drops something else on each worker, so"):
@@ -60,6 +60,6 @@ def test_dropout_in_shared_random_is_the_same_whoever_is_late() -> None:
 def test_one_rank_tells_of_a_real_run() -> None:
     """The root, after its first step: the others would say the same."""
     (results,) = train_together(Script(sync=TREE, make=with_dropout, epochs=1), warns=True)
-    told = [result["warnings"] for result in results]
-    assert [len(lines) for lines in told] == [1] + [0] * (SIZE - 1)
-    assert told[0][0].startswith("dropout (1) drops something else on each worker")
+    warnings_by_rank = [result["warnings"] for result in results]
+    assert [len(lines) for lines in warnings_by_rank] == [1] + [0] * (SIZE - 1)
+    assert warnings_by_rank[0][0].startswith("dropout (1) drops something else on each worker")

@@ -143,7 +143,7 @@ def test_what_is_kept_apart_is_still_seen() -> None:
     assert not named(watched(group, {}, range(64), 0.1), group)
 
 
-def test_two_racks_cannot_be_told_apart() -> None:
+def test_two_racks_cannot_be_distinguished() -> None:
     """Whatever crosses one uplink crosses the other: both are named, and the table is the same."""
     group = Group.everybody(Cluster.regular([4, 4]))
     found = named(watched(group, both("rack0", 0.25), range(8), noise=0.1), group)

@@ -120,8 +120,8 @@ def test_training_goes_on(sync: str, sizes: tuple[int, int], tmp_path: Path) -> 
     there = latest(folder)
     assert there is not None
     position = read(there).position
-    told = json.loads(ended([*command, "--workers", str(sizes[1]), "--json", "-"]))
-    rows: list[dict[str, Any]] = told["rows"]
+    output = json.loads(ended([*command, "--workers", str(sizes[1]), "--json", "-"]))
+    rows: list[dict[str, Any]] = output["rows"]
     assert [row["step"] for row in rows] == list(range(reached + 1, steps + 1))
     a_epoch = -(-position["samples"] // position["batch size"])
     assert reached == position["epoch"] * a_epoch + position["batch"]

@@ -47,9 +47,9 @@ def test_it_learns_and_all_end_with_the_same(sync: str) -> None:
         run = attach(model, optimizer, sync=sync, data=data, batch=BATCH, timeout=TIMEOUT)
         epochs(run, model, optimizer, 15)
         with run.consensus():
-            told = {"print": fingerprint(model), "values": values(model)}
+            result = {"print": fingerprint(model), "values": values(model)}
         run.close()
-        return told
+        return result
 
     results = on_ranks(SIZE, work)
     assert same_bits(results)
@@ -67,9 +67,9 @@ def test_nobody_waits_for_a_late_worker(sync: str) -> None:
         naps = (lambda run: sleep(0.05) if run.step < 4 else None) if rank == 2 else None
         epochs(run, model, optimizer, 10, naps)
         with run.consensus():
-            told = {"print": fingerprint(model), "values": values(model)}
+            result = {"print": fingerprint(model), "values": values(model)}
         run.close()
-        return told
+        return result
 
     results = on_ranks(SIZE, work)
     assert same_bits(results)
@@ -104,9 +104,9 @@ def test_a_dead_workers_share_is_dropped(sync: str) -> None:
 
         epochs(run, model, optimizer, 10, naps)
         with run.consensus():
-            told = {"print": fingerprint(model), "values": values(model), "steps": run.step}
+            result = {"print": fingerprint(model), "values": values(model), "steps": run.step}
         run.close()
-        return told
+        return result
 
     results = run_workers(
         SIZE, work, timeout=60, director=KillAt(3, 10), on_line=lambda *_: None, spare=[1, 2, 3]
@@ -134,9 +134,9 @@ def test_a_checkpoint_goes_on(sync: str, tmp_path: Path) -> None:
             first = run.step
             epochs(run, model, optimizer, number)
             run.save(tmp_path)
-            told = {"print": fingerprint(model), "first": first, "state": len(optimizer.state)}
+            result = {"print": fingerprint(model), "first": first, "state": len(optimizer.state)}
             run.close()
-            return told
+            return result
 
         return run_it
 
@@ -162,9 +162,9 @@ def test_ring_to_asp_and_back() -> None:
                 run.switch("ring")
 
         epochs(run, model, optimizer, 10, change)
-        told = {"print": fingerprint(model), "values": values(model), "plans": sorted(plans)}
+        result = {"print": fingerprint(model), "values": values(model), "plans": sorted(plans)}
         run.close()
-        return told
+        return result
 
     results = on_ranks(SIZE, work)
     assert one_value(results, "plans") == ["asp(staleness=0)", "ring"]

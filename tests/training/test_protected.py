@@ -131,29 +131,30 @@ def test_what_stands_in_the_store_is_refused_by_every_rank(
         assert result["step"] % 8 == 0
 
 
-def in_formation_with(plan: str, steps: int) -> list[dict[str, Any]]:
-    """What becomes of two ranks with ring that meet anew in a formation that names this plan."""
+def in_epoch_with(plan: str, steps: int) -> list[dict[str, Any]]:
+    """What becomes of two ranks with ring that enter a membership epoch that names this plan."""
 
     def work(rank: int) -> dict[str, Any]:
         os.environ["THALWEG_ENCRYPTION"] = "on"
         with two("ring") as (run, train):
             train(2)
-            assert run._transition is not None
+            membership = run._recovery.membership
+            assert membership is not None
             with patch.object(MembershipEpoch, "plan", plan):
                 if rank == 1:
-                    run._transition.membership.request_rendezvous()
+                    membership.request_rendezvous()
                 return {**raised(lambda: train(steps)), "now": run.sync, "formation": run.formation}
 
     return on_ranks(2, work)
 
 
-def test_so_is_what_a_formation_says() -> None:
-    for result in in_formation_with("star(root=7)", 20_000):
+def test_so_is_what_an_epoch_says() -> None:
+    for result in in_epoch_with("star(root=7)", 20_000):
         assert result["text"].startswith("root 7 is not in the group")
 
 
-def test_a_formation_that_says_ddp_goes_on_under_encryption() -> None:
-    for result in in_formation_with("ddp", 20):
+def test_an_epoch_that_says_ddp_goes_on_under_encryption() -> None:
+    for result in in_epoch_with("ddp", 20):
         assert result["text"] == ""
         assert (result["now"], result["formation"]) == ("ring", 2)
 

@@ -30,9 +30,9 @@ from tests.training.fates import (
 )
 from tests.training.under_fire import BATCH, Numbered
 from tests.training.workers import one_value
+from thalweg.members.membership_epoch import MembershipEpoch
 from thalweg.training import Run
 from thalweg.training.recovery import Recovery
-from thalweg.training.rendezvous import EpochTransition
 from thalweg.training.sources.gradients import GradientSynchronizer
 
 LOST, AT = 2, 3  # the rank that something befalls, and the step
@@ -118,14 +118,14 @@ def test_training_goes_on(sync: str, fate: str, calm: dict[bool, list[float]]) -
     elif sync in EVENTUAL:
         assert found == pytest.approx(calm[True], rel=1e-9)
     if (sync, fate) == ("asp", "killed"):
-        told = f"rank {LOST} failed; its part of the data is lost"
-        assert ended.results[0]["said"].count(told) == 1
+        line = f"rank {LOST} failed; its part of the data is lost"
+        assert ended.results[0]["said"].count(line) == 1
 
 
-# When, and what is told
+# When, and what is logged
 
 
-def test_who_left_and_who_came_is_told() -> None:
+def test_who_left_and_who_joined_is_logged() -> None:
     ended = stopped("ring")
     others = [ended.results[rank] for rank in range(SIZE) if rank != LOST]
     for other in others:
@@ -172,12 +172,12 @@ def test_at_any_moment(sync: str, at: int, when: str, calm: dict[bool, list[floa
 @pytest.mark.parametrize("sync", ["ring", "dssync+int8"])
 def test_it_dies_once_more_while_it_comes_in(sync: str, calm: dict[bool, list[float]]) -> None:
     """Others have let it in, and wait for it to take their state."""
-    take_over = Recovery._load_snapshot
+    load_snapshot = Recovery._load_snapshot
 
     def dies_once(recovery: Recovery, *state: Any) -> None:
         if recovery._session.rank == LOST:
             os.kill(os.getpid(), signal.SIGKILL)
-        take_over(recovery, *state)
+        load_snapshot(recovery, *state)
 
     with patch.object(Recovery, "_load_snapshot", dies_once):
         ended = train_among_fates(in_a_run(sync, act=[dies(LOST, at=AT)]), restart=[LOST])
@@ -193,21 +193,21 @@ def test_the_only_one_with_a_steps_result_dies_as_it_hands_it_over(
 ) -> None:
     """The others have kept their own states, and redo the step."""
     came, steps = GradientSynchronizer._try_finish, [0]
-    hand_over = EpochTransition.transfer_snapshot
+    transfer = Recovery._transfer_snapshot
 
     def comes_to_one(synchronizer: GradientSynchronizer, *left: Any) -> bool:
         steps[0] += 1
         return came(synchronizer, *left) and (steps[0] != AT or os.environ["RANK"] == str(LOST))
 
-    def dies_as_source(transition: EpochTransition, *taken: Any) -> Any:
-        assert transition.membership_epoch.donor == LOST or transition.membership_epoch.left
-        if transition.membership_epoch.donor == int(os.environ["RANK"]) == LOST:
+    def dies_as_donor(recovery: Recovery, epoch: MembershipEpoch, held: Any) -> Any:
+        assert epoch.donor == LOST or epoch.left
+        if epoch.donor == int(os.environ["RANK"]) == LOST:
             os.kill(os.getpid(), signal.SIGKILL)
-        return hand_over(transition, *taken)
+        return transfer(recovery, epoch, held)
 
     with (
         patch.object(GradientSynchronizer, "_try_finish", comes_to_one),
-        patch.object(EpochTransition, "transfer_snapshot", dies_as_source),
+        patch.object(Recovery, "_transfer_snapshot", dies_as_donor),
     ):
         ended = train_among_fates(in_a_run("ring"))
     assert ended.dead == [LOST]

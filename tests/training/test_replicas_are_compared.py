@@ -132,7 +132,7 @@ def test_every_bit_counts_and_so_does_its_place() -> None:
     assert one + three != 2 * two  # so that a sum of all ranks' digests tells whether all are equal
 
 
-def test_steps_are_judged_when_all_have_told() -> None:
+def test_steps_are_judged_when_all_have_reported() -> None:
     assert difference({}, 3) == ""
     assert difference({0: {64: 7}, 1: {64: 8}}, 3) == ""  # rank 2 will decide
     assert "rank 1 differ" in difference({0: {64: 7}, 1: {64: 8}, 2: {64: 7}}, 3)

@@ -18,7 +18,7 @@ from thalweg.schedules import Group
 from thalweg.training import Run
 from thalweg.training.data.position import BatchIndex
 from thalweg.training.data.sampler import BatchSampler
-from thalweg.training.recovery import LostSamples
+from thalweg.training.rendezvous import LostSamples
 
 SIZE, DEAD = 4, 2
 SHARE = BATCH // SIZE

@@ -50,14 +50,14 @@ def dying(module: Any, name: str, calls: int, *, after: bool) -> Callable[[], No
 
 MOMENTS = {
     "before all": dying(run, "save", 1, after=False),
-    "it has told its random state": dying(checkpoint_io, "_random_states", 1, after=True),
+    "it has published its random state": dying(checkpoint_io, "_random_states", 1, after=True),
     "all is done": dying(run, "save", 1, after=True),
     "a file is half written": dying(checkpoint, "save_file", 2, after=False),
     "its files are there": dying(checkpoint, "_fill", 1, after=True),
     "it is renamed": dying(checkpoint, "_rename", 1, after=True),
     "old ones go": dying(checkpoint, "_remove", 1, after=False),
 }
-OF_ANY = ["before all", "it has told its random state", "all is done"]
+OF_ANY = ["before all", "it has published its random state", "all is done"]
 CASES = [(3, moment) for moment in OF_ANY] + [(0, moment) for moment in MOMENTS]
 
 
@@ -85,9 +85,9 @@ def test_others_know_of_it_before_the_writer_is_through(sync: str, tmp_path: Pat
 
             def slow(*arguments: Any) -> None:
                 if run.step == AT and run.formation == 1:
-                    transition = run._transition
-                    assert transition is not None
-                    while not transition.membership.rendezvous_pending:
+                    membership = run._recovery.membership
+                    assert membership is not None
+                    while not membership.rendezvous_pending:
                         sleep(0.01)
                     sleep(0.5)  # for the others to be there
                 fill(*arguments)

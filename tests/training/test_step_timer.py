@@ -162,14 +162,14 @@ def test_a_run_in_which_all_are_alike_names_nobody() -> None:
 def test_who_hangs_is_named_with_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(activity, "MIN_LONG_PHASE_SECONDS", 0.5)
     lines: list[str] = []
-    told = mmap(-1, 1)  # for all processes
+    logged = mmap(-1, 1)  # for all processes
 
     def hear(rank: int, stream: str, line: str) -> None:
         lines.append(line)
-        told[0] |= load_for_ever.__name__ in line
+        logged[0] |= load_for_ever.__name__ in line
 
     def load_for_ever() -> None:
-        while not told[0]:
+        while not logged[0]:
             sleep(0.01)
 
     def work(rank: int, report: SendMessage) -> dict[str, Any]:

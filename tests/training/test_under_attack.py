@@ -134,7 +134,7 @@ def trained(sync: str, number: int, folder: Path) -> list[dict[str, Any]]:
             loss.backward()
             optimizer.step()
             sleep(0.01)
-        told = {
+        result = {
             "steps": run.step,
             "print": fingerprint(model),
             "grown": psutil.Process().memory_info().rss - memory,
@@ -142,7 +142,7 @@ def trained(sync: str, number: int, folder: Path) -> list[dict[str, Any]]:
             "tried": tried,
         }
         run.close()
-        return told
+        return result
 
     return run_workers(SIZE, work, timeout=SECONDS, debug=True)
 

@@ -80,7 +80,7 @@ def train(
                 run.save(folder)
     with run.consensus():
         ended = values(model)
-    told = [
+    incidents = [
         {"step": i.step, "left": i.left, "joined": i.joined, "samples": i.samples}
         for i in run.incidents
     ]
@@ -90,7 +90,7 @@ def train(
         "first": first,
         "steps": run.step,
         "members": run.members,
-        "incidents": told,
+        "incidents": incidents,
     }
 
 

@@ -43,7 +43,7 @@ def raised(work: Callable[[], Any]) -> dict[str, Any]:
 
 
 def listen(heard: list[str]) -> None:
-    """To what is logged as a warning; but for stragglers, which a busy machine may have."""
+    """All warnings that are logged, except stragglers, which a busy machine may cause."""
 
     def hear(record: logging.LogRecord) -> bool:
         text = record.getMessage()

@@ -1,4 +1,4 @@
-"""Jobs by name and from files; mistakes are told in one line."""
+"""Jobs by name and from files; mistakes are reported in one line."""
 
 from __future__ import annotations
 

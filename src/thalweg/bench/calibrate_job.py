@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from time import monotonic
 
@@ -146,7 +147,7 @@ def profile_job(
         model, optimizer, sync=UNSYNCHRONIZED_PLAN, data=job.data, batch=job.batch, seed=seed
     )
     try:
-        with Profile(model, optimizer) as profile:
+        with closing(Profile(model, optimizer)) as profile:
             sleeper = None if injection is None else ComputeSleeper(injection, run.rank)
             if sleeper is not None:
                 sleeper.attach(model)

@@ -34,7 +34,7 @@ from thalweg.training.data.loader import RankLoader
 from thalweg.training.data.position import DataPosition
 from thalweg.training.data.sampler import BatchSampler
 from thalweg.training.lifecycle import RankSession
-from thalweg.training.rendezvous import EpochTransition
+from thalweg.training.recovery import Recovery
 from thalweg.training.run import Run
 from thalweg.training.shutdown import Shutdown, errors_in_one_line, show_log_lines
 from thalweg.training.snapshot import Stateful
@@ -100,10 +100,13 @@ def attach(
 
         group = Group.everybody(find_cluster(cluster, world.size, os.environ, hosts))
         refuse_what_cannot_run(plan_at_first(plan), group, has_data=data is not None)
-        _refuse_auto_for_ddp(plan, model)
+        if is_auto(plan) and isinstance(model, nn.parallel.DistributedDataParallel):
+            raise PlanError(
+                f"a DDP object can't change its plan, and {plan} does",
+                "attach the model without DDP, or name a plan",
+            )
         optimizer = _of_torch(optimizer)
-        _refuse_foreign_parameters(model, optimizer)
-        _refuse_unknown_choice(nonfinite, plan, model, optimizer)
+        _refuse_what_does_not_fit(nonfinite, plan, model, optimizer)
         rank_loader = _make_loader(plan, group, world, data, batch, seed, loader or {})
         settings = {
             "batch": batch,
@@ -114,7 +117,8 @@ def attach(
             "nonfinite": nonfinite,
             "racks": group.racks,
             "kept apart": str(group.contended) if plan.averages_parameters or is_auto(plan) else "",
-            "cluster": _digest(group.cluster),  # schedules depend on rates and names
+            # schedules depend on rates and names
+            "cluster": blake2b(format_cluster(group.cluster).encode(), digest_size=4).hexdigest(),
             "THALWEG_ENCRYPTION": world.security.mode,
             "THALWEG_SECRET": world.security.fingerprint,
         }
@@ -139,12 +143,6 @@ def attach(
                 plan,
             )
         engine = Engine(wrap(world.transport()), abort_flag, seconds, world.membership)
-        transition = None
-        if world.membership is not None:
-            transition = EpochTransition(world, world.membership, engine, {**reference, **places})
-            if returns:
-                world = transition.find_epoch()
-                abort_flag = world.abort_flag()
         try:
             session = RankSession(
                 model=model,
@@ -156,8 +154,14 @@ def attach(
                 data_position=DataPosition(rank_loader),
                 state=state,
             )
-            skips = nonfinite == "skip"
-            run = Run(session, plan, world, abort_flag, transition, _records(records), skips=skips)
+            recovery = Recovery(session, world, {**reference, **places})
+            if returns:
+                world = recovery.find_epoch()
+                abort_flag = world.abort_flag()
+            session.set_members(world, abort_flag, recovery.recover_step)
+            named = records or os.environ.get(RECORDS_VARIABLE)
+            folder = Path(named) if named else None
+            run = Run(session, recovery, plan, folder, skips=nonfinite == "skip")
             run.start(None if resume is None else Path(resume), returns=returns)
         except BaseException:
             engine.close()
@@ -193,23 +197,10 @@ def _start_line(plan: Plan, group: Group, world: World) -> str:
     )
 
 
-def _records(given: str | Path | None) -> Path | None:
-    named = given or os.environ.get(RECORDS_VARIABLE)
-    return Path(named) if named else None
-
-
 def _may_change(world: World, model: nn.Module) -> bool:
     """True if members may leave and join. Torch's own connections don't recover, so not under
     DDP."""
     return world.size > 1 and not isinstance(model, nn.parallel.DistributedDataParallel)
-
-
-def _refuse_auto_for_ddp(plan: Plan, model: nn.Module) -> None:
-    if is_auto(plan) and isinstance(model, nn.parallel.DistributedDataParallel):
-        raise PlanError(
-            f"a DDP object can't change its plan, and {plan} does",
-            "attach the model without DDP, or name a plan",
-        )
 
 
 def _is_protected(plan: Plan) -> bool:
@@ -230,38 +221,32 @@ def _of_torch(optimizer: Any) -> torch.optim.Optimizer:
     return found
 
 
-def _refuse_foreign_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    ours = {id(parameter) for parameter in model.parameters()}
-    if not all(id(p) in ours for group in optimizer.param_groups for p in group["params"]):
+def _refuse_what_does_not_fit(
+    nonfinite: str, plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> None:
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if not held <= {id(parameter) for parameter in model.parameters()}:
         raise UsageError(
             "the optimizer has parameters that are not the model's, so no rank would average them",
             "make it from model.parameters(), after the model is complete, or put the others into "
             "the model",
         )
 
-
-def _refuse_unknown_choice(
-    nonfinite: str, plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer
-) -> None:
     if nonfinite not in ("raise", "skip"):
         raise UsageError(f"nonfinite={nonfinite!r} is unknown", 'use "raise" or "skip"')
-    is_ddp = isinstance(model, nn.parallel.DistributedDataParallel)
-    if nonfinite == "skip" and is_ddp and plan.precision is not None:
+    if nonfinite != "skip":
+        return
+    if isinstance(model, nn.parallel.DistributedDataParallel) and plan.precision is not None:
         raise PlanError(
             f"under a DDP object {plan} can't make the other ranks skip a step",
             "attach the model without DDP",
         )
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     others = [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in held]
-    if nonfinite == "skip" and others:
+    if others:
         raise UsageError(
             f'nonfinite="skip" can\'t keep another optimizer from stepping {others[0]}',
             "give attach() one optimizer for all trained parameters, or leave nonfinite out",
         )
-
-
-def _digest(cluster: Cluster) -> str:
-    return blake2b(format_cluster(cluster).encode(), digest_size=4).hexdigest()
 
 
 def _make_loader(

@@ -28,6 +28,7 @@ from pathlib import Path
 from socket import gethostname
 from typing import Any
 
+import psutil
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -54,18 +55,12 @@ class Checkpoint:
 
     step: int
     plan: str
-    size: int
-    """The number of workers that wrote it."""
-    position: dict[str, int]
-    """The position in the data: {"epoch": 3, "batch": 17}."""
+    size: int  # the number of workers that wrote it
+    position: dict[str, int]  # in the data: {"epoch": 3, "batch": 17}
     model: dict[str, Any]
-    """model.state_dict()"""
     optimizer: Any
-    """optimizer.state_dict()"""
-    state: list[Any]
-    """The state_dict() of the state= objects."""
-    ranks: list[Any]
-    """The state of each rank alone: random generators, residuals."""
+    state: list[Any]  # the state_dict() of the state= objects
+    ranks: list[Any]  # the state of each rank alone: random generators, residuals
 
 
 def write(
@@ -159,8 +154,12 @@ def _fill(
         "files": files,
         "trees": {part: tree for part, (tree, _) in packed.items()},
     }
-    seal = _seal(CHECKPOINT_FORMAT, content)
-    index = {"kind": _KIND, "format": CHECKPOINT_FORMAT, "sha256": seal, "content": content}
+    index = {
+        "kind": _KIND,
+        "format": CHECKPOINT_FORMAT,
+        "sha256": _seal(CHECKPOINT_FORMAT, content),
+        "content": content,
+    }
     file = folder / _INDEX
     file.write_text(json.dumps(index, indent=1), encoding="utf-8")
     _sync(file)
@@ -186,7 +185,7 @@ def _tidy(directory: Path) -> None:
         if writer and _is_left_behind(entry, writer["host"], int(writer["pid"])):
             shutil.rmtree(entry, ignore_errors=True)
         visible = _VISIBLE.fullmatch(entry.name)
-        if visible and visible[2] and _is_sound(entry):
+        if visible and visible[2] and _is_good(entry):
             path = entry.with_suffix("")
             if path.exists():
                 _remove(path)
@@ -198,8 +197,8 @@ def _prune(directory: Path, written: Path, keep: int, found: set[Identity]) -> N
     with suppress(CheckpointError, OSError):  # the next write tries again
         there = [path for path in checkpoints_in(directory) if not path.suffix]  # see _tidy
         went_back = there[0] != written  # newer ones may be damaged
-        is_good = _is_sound if went_back else _is_complete
-        others = [path for path in there if _identity(path) in found and is_good(path)]
+        ours = (path for path in there if _identity(path) in found)
+        others = [path for path in ours if _is_good(path, in_every_byte=went_back)]
         for path in others[keep - 1 :]:
             _remove(path)
 
@@ -216,8 +215,8 @@ def _identity(path: Path) -> Identity:
 def _is_left_behind(entry: Path, host: str, pid: int) -> bool:
     """True if the writer is a process of this host that is gone; or of another host, and has not
     written for a while by the file server's clock."""
-    if host == gethostname():
-        return not _writes(pid)
+    if host == gethostname():  # this process isn't writing yet
+        return pid == os.getpid() or not psutil.pid_exists(pid)
     os.utime(entry.parent)
     now = entry.parent.stat().st_mtime
     with suppress(FileNotFoundError):  # it was renamed or removed
@@ -232,7 +231,7 @@ def _make_room(directory: Path, keep: int) -> None:
     there = [path for path in checkpoints_in(directory) if not path.suffix]
     if len(there) > keep:
         with suppress(OSError):
-            for path in [path for path in there if _is_sound(path)][keep:]:
+            for path in [path for path in there if _is_good(path)][keep:]:
                 _remove(path)
 
 
@@ -280,19 +279,12 @@ def _index(path: Path) -> dict[str, Any]:
         return content
 
 
-def _is_complete(path: Path) -> bool:
-    """True if the index is sound and the files have the right lengths."""
-    with suppress(CheckpointError):
-        _index(path)
-        return True
-    return False
-
-
-def _is_sound(path: Path) -> bool:
-    """True if every byte is as it was written."""
+def _is_good(path: Path, *, in_every_byte: bool = True) -> bool:
+    """True if the index is sound, the files have the right lengths, and every byte is as it was
+    written."""
     with suppress(CheckpointError), _readable(path):
         index = _index(path)
-        for part in _PARTS:
+        for part in _PARTS if in_every_byte else ():
             _verify(path / f"{part}.safetensors", index)
         return True
     return False
@@ -353,19 +345,6 @@ def _explained(path: Path) -> Iterator[None]:
 
 def _hidden(path: Path) -> Path:
     return path.with_name(f".{path.name}@{gethostname()}@{os.getpid()}")
-
-
-def _writes(pid: int) -> bool:
-    """True if another process with this number lives; this process isn't writing yet."""
-    if pid == os.getpid():
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
 
 
 def _remove(path: Path) -> None:

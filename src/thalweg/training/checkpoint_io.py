@@ -13,26 +13,27 @@ from __future__ import annotations
 import json
 import logging
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 import thalweg
-from thalweg.engine.collectives import Collectives
 from thalweg.errors import CheckpointError, RunError
-from thalweg.members.abort import AbortFlag
-from thalweg.members.world import World
+from thalweg.redundancy import waits_for_nobody
 from thalweg.training import checkpoint
-from thalweg.training.compressor_state import CompressorState, redistribute, summable_state
+from thalweg.training.compressor_state import (
+    CompressorState,
+    redistribute,
+    summable_state,
+)
 from thalweg.training.data.position import BatchIndex
-from thalweg.training.snapshot import Stateful
-from thalweg.training.state_encoding import kinds_of, pack, places_for, unpack
+from thalweg.training.lifecycle import RankSession, inner
+from thalweg.training.state_encoding import kinds_of, map_state, pack, places_for, unpack
 
 NO_PROBLEM = "fine"
 MODEL_FILE_SUFFIXES = {".bin", ".ckpt", ".pt", ".pth", ".safetensors"}
@@ -42,140 +43,116 @@ CompressorTensors = dict[str, dict[str, torch.Tensor]]
 COMPRESSOR_STATE_FIELD = "compression"  # beside a rank's random states
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedCheckpoint:
-    """The parts of a checkpoint that the session loads itself."""
-
-    step: int
-    position: BatchIndex
-    compressor_state: CompressorState  # of this rank
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resumable:
-    """The parts of a rank's session that checkpoints need."""
-
-    world: World
-    abort_flag: AbortFlag
-    timeout: float
-    collectives: Collectives
-    plan: str
-    sampling: dict[str, int]
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    state: Sequence[Stateful]
+def save(session: RankSession, directory: Path, keep: int) -> None:
+    """Write a checkpoint of the run; CheckpointError on all ranks if it fails. Under a plan that
+    waits for no rank, the writer writes alone, without the state that the others have alone."""
+    alone = waits_for_nobody(session.plan)
+    number = 0 if alone else session.next_store_exchange()
+    with session.averaged_replicas(), session.averaged_optimizer_state():
+        if not alone:
+            _save_together(session, directory, keep, number)
+        elif session.is_checkpoint_writer:
+            ranks = session.world.members
+            states = [_random_states() if rank == session.rank else None for rank in ranks]
+            _write(session, directory, keep, states)
 
 
-def save(
-    directory: Path,
-    run: Resumable,
-    *,
-    number: int,
-    step: int,
-    position: BatchIndex,
-    compressor_state: CompressorState,
-    keep: int,
-    alone: bool,
-) -> None:
-    """Write the `number`-th checkpoint of this run; CheckpointError on all ranks if it fails. With
-    `alone`, a rank writes without the others, and without their own state."""
-    world = run.world
-
-    def write(ranks: list[Any]) -> None:
-        checkpoint.write(
-            directory,
-            checkpoint.Checkpoint(
-                step=step,
-                plan=run.plan,
-                size=len(world.members),
-                position={**asdict(position), **run.sampling},
-                model=run.model.state_dict(),
-                optimizer=run.optimizer.state_dict(),
-                state=[part.state_dict() for part in run.state],
-                ranks=ranks,
-            ),
-            version=thalweg.__version__,
-            keep=keep,
-            **({} if world.membership is None else {"fence": world.membership.raise_if_outdated}),
-        )
-
-    if alone:
-        write([_random_states() if rank == world.rank else None for rank in world.members])
-        return
-    own = f"save/{number}/{world.rank}"
+def _save_together(session: RankSession, directory: Path, keep: int, number: int) -> None:
+    """Gather each rank's own state on the first rank, which writes the `number`-th checkpoint."""
+    world, state = session.world, session.attached.compressor_state
+    own, result = f"save/{number}/{world.rank}", f"save/{number}"
     world.put(own, json.dumps(_random_states()))
-    places = [(kind, name) for kind, arrays in compressor_state.items() for name in arrays]
-    own_state = [torch.from_numpy(compressor_state[kind][name]) for kind, name in places]
+    places = _places(state)
     writer = world.members[0]
-    gathered = run.collectives.gather(writer, own_state)
+    gathered = session.collectives.gather(
+        writer, [torch.from_numpy(state[kind][name]) for kind, name in places]
+    )
     problem = NO_PROBLEM
     if world.rank == writer:
-        keys = [f"save/{number}/{rank}" for rank in world.members]
         try:
-            states = [json.loads(_wait(run, key)) for key in keys]
-            for state, tensors in zip(states, gathered, strict=True):
-                state[COMPRESSOR_STATE_FIELD] = _by_kind(places, tensors)
-            write(states)
+            states = [json.loads(_wait(session, f"{result}/{rank}")) for rank in world.members]
+            for random_states, tensors in zip(states, gathered, strict=True):
+                random_states[COMPRESSOR_STATE_FIELD] = _by_kind(places, tensors)
+            _write(session, directory, keep, states)
         except CheckpointError as error:
             problem = json.dumps([error.problem, error.remedy])
-        world.put(f"save/{number}", problem)
+        world.put(result, problem)
     else:
-        problem = _wait(run, f"save/{number}").decode()
+        problem = _wait(session, result).decode()
     world.remove(own)
     if problem != NO_PROBLEM:
         raise CheckpointError(*json.loads(problem))
 
 
-def load(directory: Path, run: Resumable, reader: int) -> LoadedCheckpoint | None:
-    """Load the newest checkpoint that the rank `reader` finds; None if there is none."""
-    world, model, optimizer = run.world, run.model, run.optimizer
+def _write(session: RankSession, directory: Path, keep: int, ranks: list[Any]) -> None:
+    membership = session.world.membership
+    position = asdict(session.data_position.resume_at)
+    checkpoint.write(
+        directory,
+        checkpoint.Checkpoint(
+            step=session.step,
+            plan=str(session.plan),
+            size=len(session.world.members),
+            position=position | session.data_position.sampling,
+            model=inner(session.model).state_dict(),
+            optimizer=session.optimizer.state_dict(),
+            state=[part.state_dict() for part in session.state],
+            ranks=ranks,
+        ),
+        version=thalweg.__version__,
+        keep=keep,
+        fence=(lambda: None) if membership is None else membership.raise_if_outdated,
+    )
+
+
+def load(session: RankSession, directory: Path) -> CompressorState | None:
+    """Load the newest checkpoint that the checkpoint writer finds, and return this rank's part of
+    the compressor state; None if there is no checkpoint."""
+    world, reader, optimizer = session.world, session.checkpoint_writer(), session.optimizer
+    model, plan = inner(session.model), str(session.plan)
     tensors: dict[str, torch.Tensor] = {}
     kept: list[CompressorTensors] = []
     if world.rank == reader:
-        header, tensors, kept = _read(directory, model, run.sampling, len(run.state))
-        if kept and (header["plan"] != run.plan or len(kept) != world.size):
-            kept = _redistributed(kept, world.size, alike=len(kept) == world.size)
-            header["held"] = _shapes(kept[0])
+        header, tensors, kept = _read(session, directory)
+        if kept and (header["plan"] != plan or len(kept) != world.size):
+            kept = _redistributed(kept, world.size)
+            header["held"] = map_state(kept[0], lambda tensor: list(tensor.shape))
         world.put("resume", json.dumps(header))
-    header = json.loads(_wait(run, "resume"))
+    header = json.loads(_wait(session, "resume"))
     if "problem" in header:
         raise CheckpointError(header["problem"], header["remedy"])
     if "step" not in header:
         return None
-    run.collectives.broadcast(reader, [*(p.detach() for p in model.parameters()), *model.buffers()])
+    session.broadcast_model(reader)
     if world.rank != reader:
         tensors = places_for(header["tensors"], {})
-    run.collectives.broadcast(reader, (tensors[name] for name in header["tensors"]))
+    session.collectives.broadcast(reader, (tensors[name] for name in header["tensors"]))
     states = unpack(header["tree"], tensors)
-    with _same_kind(header["path"], type(model).__name__):
+    with _same_kind(header["path"], model):
         model.load_state_dict(states["model"], strict=False)
-    with _same_kind(header["path"], type(optimizer).__name__):
+    with _same_kind(header["path"], optimizer):
         optimizer.load_state_dict(states["optimizer"])
         _refuse_another(optimizer)
     if header["step"]:
         vars(optimizer)["_opt_called"] = True  # otherwise torch's schedulers warn
-    for part, saved in zip(run.state, states["state"], strict=True):
-        with _same_kind(header["path"], type(part).__name__):
+    for part, saved in zip(session.state, states["state"], strict=True):
+        with _same_kind(header["path"], part):
             part.load_state_dict(saved)
     own = header["ranks"][world.rank] if world.size == header["size"] else None
     if own is not None:
         _set_random_states(own)
-    return LoadedCheckpoint(
-        step=header["step"],
-        position=_position(header["position"]),
-        compressor_state=_load_compressor_state(header["held"], kept, reader, run),
-    )
-
-
-def _position(saved: dict[str, int]) -> BatchIndex:
-    return BatchIndex(epoch=saved["epoch"], batch=saved["batch"])
+    session.clock.step = header["step"]
+    position = header["position"]
+    session.data_position.jump(BatchIndex(epoch=position["epoch"], batch=position["batch"]))
+    return _scatter_compressor_state(session, reader, header["held"], kept)
 
 
 def _read(
-    directory: Path, model: nn.Module, sampling: dict[str, int], objects: int
+    session: RankSession, directory: Path
 ) -> tuple[dict[str, Any], dict[str, torch.Tensor], list[CompressorTensors]]:
     """Load the model on the reader. Returns the header for the other ranks, the tensors that they
     need, and each rank's compressor state."""
+    objects, model = len(session.state), inner(session.model)
     try:
         there = newest(directory)
         if there is None:
@@ -186,22 +163,23 @@ def _read(
                 f"{found} holds {len(saved.state)} state= objects, and {objects} are given",
                 "give attach() the same objects",
             )
-        for name, value in sampling.items():
+        for name, value in session.data_position.sampling.items():
             if saved.position.get(name, value) != value:
                 raise CheckpointError(
                     f"{found} was written with {name} {saved.position[name]}, now it is {value}",
                     "resume with the same value: the position in the data depends on it",
                 )
-        with _same_kind(str(found), type(model).__name__):
+        with _same_kind(str(found), model):
             model.load_state_dict(saved.model)
     except CheckpointError as error:
         return {"problem": error.problem, "remedy": error.remedy}, {}, []
     extra = {k: v for k, v in saved.model.items() if not isinstance(v, torch.Tensor)}
-    parts = {"model": extra, "optimizer": saved.optimizer, "state": saved.state}
-    tree, tensors = pack(parts, "checkpoint")
+    tree, tensors = pack(
+        {"model": extra, "optimizer": saved.optimizer, "state": saved.state}, "checkpoint"
+    )
     kept = [rank.pop(COMPRESSOR_STATE_FIELD, {}) for rank in saved.ranks if rank is not None]
     header = {
-        "held": _shapes(kept[0] if kept else {}),
+        "held": map_state(kept[0], lambda tensor: list(tensor.shape)) if kept else {},
         "plan": saved.plan,
         "path": str(found),
         "step": saved.step,
@@ -214,37 +192,35 @@ def _read(
     return header, tensors, kept
 
 
-def _shapes(held: CompressorTensors) -> dict[str, dict[str, list[int]]]:
-    return {k: {name: list(t.shape) for name, t in arrays.items()} for k, arrays in held.items()}
-
-
-def _redistributed(
-    kept: list[CompressorTensors], ranks: int, *, alike: bool
-) -> list[CompressorTensors]:
+def _redistributed(kept: list[CompressorTensors], ranks: int) -> list[CompressorTensors]:
     """The compressor state of each of `ranks` ranks under another plan, or in another number."""
-    arrays = [{k: {n: t.numpy() for n, t in v.items()} for k, v in one.items()} for one in kept]
-    if alike:
+    arrays = [map_state(one, torch.Tensor.numpy) for one in kept]
+    if len(kept) == ranks:
         new: list[CompressorState] = [summable_state(one) for one in arrays]
     else:
         new = [redistribute(arrays, ranks)] * ranks
-    return [{k: {n: torch.from_numpy(a) for n, a in v.items()} for k, v in x.items()} for x in new]
+    return [map_state(one, torch.from_numpy) for one in new]
 
 
-def _load_compressor_state(
+def _scatter_compressor_state(
+    session: RankSession,
+    reader: int,
     shapes: dict[str, dict[str, list[int]]],
     kept: list[CompressorTensors],
-    reader: int,
-    run: Resumable,
 ) -> CompressorState:
     """The part of this rank in the compressor states that the reader has."""
-    places = [(kind, name) for kind in shapes for name in shapes[kind]]
+    places = _places(shapes)
     empty = [torch.empty(shapes[kind][name], dtype=torch.float32) for kind, name in places]
-    all_states = [empty] * run.world.size
-    if run.world.rank == reader and kept:
+    all_states = [empty] * session.world.size
+    if session.rank == reader and kept:
         all_states = [[one[kind][name] for kind, name in places] for one in kept]
-    run.collectives.scatter(reader, all_states)
-    own = _by_kind(places, all_states[run.world.rank])
-    return {kind: {n: t.numpy() for n, t in arrays.items()} for kind, arrays in own.items()}
+    session.collectives.scatter(reader, all_states)
+    return map_state(_by_kind(places, all_states[session.rank]), torch.Tensor.numpy)
+
+
+def _places(state: Mapping[str, Iterable[str]]) -> list[tuple[str, str]]:
+    """The kinds and parameters of a compressor state, in an order that all ranks share."""
+    return [(kind, name) for kind, names in state.items() for name in names]
 
 
 def _by_kind(
@@ -257,14 +233,14 @@ def _by_kind(
 
 
 @contextmanager
-def _same_kind(found: str, kind: str) -> Iterator[None]:
+def _same_kind(found: str, target: object) -> Iterator[None]:
     """Convert an object's errors for a state that isn't its own to a CheckpointError."""
     try:
         yield
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise CheckpointError(
-            f"checkpoint {found} doesn't fit this {kind} ({reason})",
+            f"checkpoint {found} doesn't fit this {type(target).__name__} ({reason})",
             "resume with the script that wrote it, or name another",
         ) from None
 
@@ -276,11 +252,12 @@ def _refuse_another(optimizer: torch.optim.Optimizer) -> None:
             raise ValueError(f"it has no {name}")
 
 
-def _wait(run: Resumable, key: str) -> bytes:
-    found = run.world.wait_for(key, run.timeout, run.abort_flag)
+def _wait(session: RankSession, key: str) -> bytes:
+    timeout = session.engine.timeout
+    found = session.world.wait_for(key, timeout, session.abort_flag)
     if found is None:
         raise RunError(
-            f"rank {run.world.rank} waited {run.timeout:g} s for {key!r} in the store",
+            f"rank {session.rank} waited {timeout:g} s for {key!r} in the store",
             "call run.save on every rank, and allow more time with timeout= for slow disks",
         )
     return found

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -28,9 +28,12 @@ from thalweg.plan import Plan
 from thalweg.redundancy import allocation_of, is_relayed, waits_for_nobody
 from thalweg.schedules import Group
 from thalweg.steps import refuse_what_cannot_run
-from thalweg.training.checkpoint_io import Resumable, load, save
 from thalweg.training.coded_model_check import refuse_what_differs
-from thalweg.training.compressor_state import CompressorState, add_to_next_gradient, summable_state
+from thalweg.training.compressor_state import (
+    CompressorState,
+    add_to_next_gradient,
+    summable_state,
+)
 from thalweg.training.data.loader import RankLoader
 from thalweg.training.data.position import DataPosition
 from thalweg.training.exchanges.compressed import refuse_second_momentum
@@ -41,6 +44,7 @@ from thalweg.training.finite import BadGradients
 from thalweg.training.optimizer_state import optimizer_state_of_all
 from thalweg.training.shutdown import Shutdown
 from thalweg.training.snapshot import Snapshot, Stateful
+from thalweg.training.state_encoding import map_state
 
 log = logging.getLogger("thalweg")
 MAX_BARRIERS_PER_STEP = 1000  # exchanges at the store before one step
@@ -92,7 +96,6 @@ class RankSession:
         self._store_exchanges = 0  # before this step: saves and transitions
         self._store_exchanges_step = 0
         self._next_loader: RankLoader | None = None  # for the first step of these members
-        self._compressor_state: CompressorState = {}  # the part that is equal on all ranks
 
     # Properties
 
@@ -120,24 +123,23 @@ class RankSession:
         return self.plan.averages_parameters
 
     @property
-    def replicas_are_equal(self) -> bool:
-        """True if all ranks hold the same parameters after the same number of steps. With a
-        parameter server they don't."""
-        return not self.replicas_differ and self.plan.cadence.staleness is None
-
-    @property
     def gradients(self) -> dict[str, torch.Tensor]:
         """The gradients that are present, by parameter name."""
         return {name: p.grad for name, p in self.trained.items() if p.grad is not None}
 
     @property
     def keeps_own(self) -> bool:
-        """True if every rank keeps its own state and place in the data when members change."""
+        """True if every rank keeps its own state and place in the data when members change, as
+        ranks don't hold equal parameters after the same number of steps."""
         return self.replicas_differ or self.plan.cadence.staleness is not None
 
     def checkpoint_writer(self) -> int:
         """The rank that writes and reads checkpoints."""
         return self.context.checkpoint_writer(self.plan)
+
+    @property
+    def is_checkpoint_writer(self) -> bool:
+        return self.rank == self.checkpoint_writer()
 
     # Members and plans
 
@@ -221,14 +223,14 @@ class RankSession:
             if self.data_position.rank_loader is not None:
                 self.data_position.rank_loader.with_allocation(allocation)
 
-    def run_plan(self) -> None:
-        """Start the plan with this step."""
+    def run_plan(self, held: CompressorState | None = None) -> None:
+        """Start the plan with this step; its compressor continues with the state `held`, if any.
+        Residuals that it can't hold are added to the next gradient; under a code, where several
+        ranks compute the same, they are dropped."""
         self._refuse_what_does_not_suit(self.plan)
         self.data_position.start_checks()
         self.synchronizer = self.context.synchronizer(self.model, self.optimizer, self.plan)
-        self.shutdown.is_spare = (
-            waits_for_nobody(self.plan) and self.rank != self.checkpoint_writer()
-        )
+        self.shutdown.is_spare = waits_for_nobody(self.plan) and not self.is_checkpoint_writer
         allocation = self.tree.allocation if self.tree else None
         if self.data_position.rank_loader is not None:
             self._next_loader = self.data_position.rank_loader.with_members(
@@ -238,6 +240,10 @@ class RankSession:
                 self.begin()
         if self.tree is not None:
             self.warns = self.tree.is_root  # one warning is enough
+        residuals = {} if held is None else self.attached.load_compressor_state(held)
+        if not is_relayed(self.plan):
+            parameters = dict(inner(self.model).named_parameters())
+            add_to_next_gradient(parameters, residuals, self.group.size)
 
     def begin(self) -> None:
         """Distribute the data over the members that begin with this step."""
@@ -265,17 +271,7 @@ class RankSession:
             self.tree.leave(self.engine.timeout, replace(self.snapshot(), agreed=self.agreed))
             self.tree.close()
         self.plan = plan
-        self.run_plan()
-        self.load_compressor_state(compressor_state)
-
-    def load_compressor_state(self, state: CompressorState) -> None:
-        """Give the new plan's compressor this state. Residuals that it can't hold are added to the
-        next gradient; under a code, where several ranks compute the same, they are dropped."""
-        residuals = self.attached.load_compressor_state(state)
-        if not is_relayed(self.plan):
-            add_to_next_gradient(
-                dict(inner(self.model).named_parameters()), residuals, self.group.size
-            )
+        self.run_plan(compressor_state)
 
     # Equal replicas
 
@@ -283,6 +279,13 @@ class RankSession:
     def differing(self) -> list[nn.Parameter]:
         """The parameters in which replicas differ: those that are or were trained."""
         return list(self.trained.values()) if self.replicas_differ else []
+
+    def broadcast_model(self, root: int) -> None:
+        """Overwrite all replicas' parameters and buffers with those of `root`."""
+        model = self.model
+        self.collectives.broadcast(
+            root, [*(p.detach() for p in model.parameters()), *model.buffers()]
+        )
 
     @contextmanager
     def averaged_replicas(self) -> Iterator[None]:
@@ -306,7 +309,7 @@ class RankSession:
                     parameter.copy_(values)
 
     @contextmanager
-    def _averaged_optimizer_state(self) -> Iterator[None]:
+    def averaged_optimizer_state(self) -> Iterator[None]:
         """Inside, the optimizer's state is the mean over all ranks, where it differs."""
         state = self._optimizer_state() if self.replicas_differ else []
         own = [tensor.clone() for tensor in state]
@@ -319,13 +322,16 @@ class RankSession:
 
     def _optimizer_state(self) -> list[torch.Tensor]:
         """The optimizer's tensors, including those that only other ranks had until now."""
-        number = self._next_store_exchange()
         state = optimizer_state_of_all(
-            self.optimizer, self.world, self.abort_flag, number, self.engine.timeout
+            self.optimizer,
+            self.world,
+            self.abort_flag,
+            self.next_store_exchange(),
+            self.engine.timeout,
         )
         return list(state.values())
 
-    def _next_store_exchange(self) -> int:
+    def next_store_exchange(self) -> int:
         """The number of the next exchange at the store: the same on all ranks that take part, also
         on one that has joined since the last."""
         if self._store_exchanges_step != self.step:
@@ -333,61 +339,10 @@ class RankSession:
         self._store_exchanges += 1
         return MAX_BARRIERS_PER_STEP * self.step + self._store_exchanges
 
-    # Checkpoints
-
-    def save(self, directory: Path, keep: int) -> None:
-        alone = waits_for_nobody(self.plan)
-        number = 0 if alone else self._next_store_exchange()
-        with self.averaged_replicas(), self._averaged_optimizer_state():
-            if alone and self.rank != self.checkpoint_writer():
-                return
-            save(
-                directory,
-                self._resumable,
-                number=number,
-                step=self.step,
-                position=self.data_position.resume_at,
-                compressor_state=self.attached.compressor_state,
-                keep=keep,
-                alone=alone,
-            )
-
-    def start(self, resume: Path | None) -> None:
-        """Begin from a checkpoint if there is one, else from rank 0's model."""
-        loaded = None
-        if resume is not None:
-            loaded = load(resume, self._resumable, self.checkpoint_writer())
-        if loaded is None:
-            model = self.model
-            self.collectives.broadcast(
-                0, [*(p.detach() for p in model.parameters()), *model.buffers()]
-            )
-        else:
-            self.clock.step = loaded.step
-            self.data_position.jump(loaded.position)
-        self.run_plan()
-        if loaded is not None:
-            self.load_compressor_state(loaded.compressor_state)
-
-    @property
-    def _resumable(self) -> Resumable:
-        return Resumable(
-            world=self.world,
-            abort_flag=self.abort_flag,
-            timeout=self.engine.timeout,
-            collectives=self.collectives,
-            plan=str(self.plan),
-            sampling={}
-            if self.data_position.rank_loader is None
-            else self.data_position.rank_loader.sampling,
-            model=inner(self.model),
-            optimizer=self.optimizer,
-            state=self.state,
-        )
-
     # Snapshots
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self, held: CompressorState = MappingProxyType({})) -> Snapshot:
+        """The state of this rank; `held` is the compressor state that is equal on all ranks."""
         objects = self.saved_objects  # later changes by the script don't count
         if objects is None:
             objects = [part.state_dict() for part in self.state]
@@ -401,20 +356,8 @@ class RankSession:
             model=inner(self.model).state_dict(),
             optimizer=self.optimizer.state_dict(),
             objects=objects,
-            held={
-                kind: {name: torch.from_numpy(array) for name, array in arrays.items()}
-                for kind, arrays in self._compressor_state.items()
-            },
+            held=map_state(held, torch.from_numpy),
         )
-
-    @contextmanager
-    def holding(self, state: CompressorState) -> Iterator[None]:
-        """Inside, snapshots include this state, though its compressor isn't running now."""
-        self._compressor_state = state
-        try:
-            yield
-        finally:
-            self._compressor_state = {}
 
     def load_snapshot(self, state: Snapshot) -> None:
         """Continue from the state of another rank."""

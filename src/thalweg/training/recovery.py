@@ -1,9 +1,11 @@
 """How a rank continues when members leave or join.
 
 A rendezvous may interrupt anything that all members do together: a step, a safe point, or a
-collective between the two, such as a checkpoint. The members then rendezvous (`rendezvous.py`),
-members that are behind or new load the state of one of the most advanced, and the interrupted
-operation is repeated.
+collective between the two, such as a checkpoint. The members then rendezvous: a membership epoch
+begins where its most advanced members are. Members that are behind, because they lack a step's
+result, load the state of one of the most advanced, and so do ranks that join. All members repeat
+the interrupted operation from its beginning, a step on the same samples, distributed over the new
+members: no sample is lost, and none is applied twice.
 
 If the other members are past the operation, this rank doesn't repeat it, nor the collectives that
 they completed since: `_collectives_to_skip` counts these until its next safe point.
@@ -12,60 +14,89 @@ they completed since: `_collectives_to_skip` counts these until its next safe po
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Collection, Iterator
+import logging
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import dataclass
+from time import monotonic, time
 from typing import Any
 
+import torch
+
 from thalweg.catalog import default_catalog, parse_plan
-from thalweg.errors import Interrupted, LayoutError, RunError, RunIsOver, StoreLost
-from thalweg.facts import Size, Workload
-from thalweg.members.membership_epoch import MemberPhase, MembershipEpoch, MemberStatus
+from thalweg.engine.collectives import SEE_OUTPUT_REMEDY, Collectives, RoundCounter
+from thalweg.errors import Interrupted, LayoutError, RunError, RunIsOver, StoreLost, ranks_text
+from thalweg.members.membership import Membership
+from thalweg.members.membership_epoch import (
+    MemberPhase,
+    MembershipEpoch,
+    MemberStatus,
+    departure_text,
+)
+from thalweg.members.world import World
 from thalweg.plan import Plan
 from thalweg.redundancy import allocation_of, is_relayed, waits_for_nobody
 from thalweg.schedules import Group
-from thalweg.steps import compile_rounds
 from thalweg.training.auto.request import with_settings
 from thalweg.training.compressor_state import (
     CompressorState,
     replicated_state,
     state_after_member_change,
 )
-from thalweg.training.data.position import BatchIndex
-from thalweg.training.data.sampler import BatchSampler
 from thalweg.training.lifecycle import RankSession
-from thalweg.training.rendezvous import EpochTransition
+from thalweg.training.rendezvous import LostSamples, MembershipChange
 from thalweg.training.snapshot import Snapshot
 from thalweg.training.sources.gradients import GradientSynchronizer
+from thalweg.training.state_encoding import map_state
 
 MAX_STATE_LAG_STEPS = 4  # of a rank whose state is requested
-GROUPING_WORKLOAD = Workload.of_size(Size.parse("4KB"))  # groups don't depend on it
+STATE_ROUND_COUNT = 1 << 16  # round numbers of snapshots, below those of other collectives
+INCIDENT_HISTORY_COUNT = 10_000
+log = logging.getLogger("thalweg")
 
 
 class Recovery:
-    """The recovery of one rank. `transition` is None where members can't change;
-    `on_members_changed` is called after a rendezvous."""
+    """The recovery of one rank. `membership` is None where members can't change. Restarted ranks
+    find `published` in the store."""
 
-    def __init__(
-        self,
-        session: RankSession,
-        transition: EpochTransition | None,
-        on_members_changed: Callable[[], None],
-    ) -> None:
-        self.transition = transition
+    def __init__(self, session: RankSession, world: World, published: Mapping[str, str]) -> None:
+        self.membership = world.membership
+        self.changes: list[MembershipChange] = []
+        self.on_change: Callable[[MembershipChange], None] = lambda change: None
+        self.on_members_changed: Callable[[], None] = lambda: None  # called after a rendezvous
         self._session = session
-        self._on_members_changed = on_members_changed
+        self._world = world
+        self._published = dict(published)
+        self._noticed: float | None = None  # when this rank learnt of the next change
+        self._unawaited: set[int] = set()  # absent ranks that no rank waits for
         self._collectives_done = 0  # since the last step
         self._collectives_to_skip = 0.0  # that the other members completed without this rank
         self._stops_at: int | None = None  # the step at which others have stopped already
         self._has_no_state = False  # its own state is void, and no other is loaded yet
+        if self.membership is not None:
+            self.membership.on_suspected = self._note_absence
+            self.membership.on_recovered = self._note_return
+
+    @property
+    def membership_epoch(self) -> MembershipEpoch:
+        if self.membership is None:
+            return MembershipEpoch.first(self._world.size)
+        return self.membership.membership_epoch
+
+    def find_epoch(self) -> World:
+        """The members that train now, for a restarted rank, which may be one of them."""
+        assert self.membership is not None
+        epoch = self.membership.find()
+        if self._world.rank in epoch.members and epoch.number > 1:
+            return self._enter()
+        return self._world
 
     def start(self) -> None:
         """Begin to trigger a rendezvous when a rank fails that others wait for."""
-        if self.transition is not None:
-            self.transition.membership.triggers_rendezvous = self._triggers_rendezvous
-            self.transition.membership.heeds_losses = self._all_wait
+        if self.membership is not None:
+            self.membership.triggers_rendezvous = self._triggers_rendezvous
+            # Under a code lost messages are requested again.
+            self.membership.heeds_losses = lambda: not waits_for_nobody(self._session.plan)
 
     # Operations that may be interrupted
 
@@ -80,7 +111,8 @@ class Recovery:
             return
 
         def with_members() -> None:
-            with self._session.restricted_to(self._collective_members()):
+            members = self.membership_epoch.collective_members(self._session.step)
+            with self._session.restricted_to(members):
                 work()
 
         try:
@@ -108,7 +140,7 @@ class Recovery:
         try:
             session.switch_plan(plan)
         except (Interrupted, StoreLost):
-            if self.transition is None:
+            if self.membership is None:
                 raise
             self._rendezvous(MemberPhase.SAFE_POINT)
             session.agreement.propose("sync", str(plan))
@@ -130,7 +162,7 @@ class Recovery:
         """Recover from an interrupted step. It is repeated from its beginning; or with the present
         gradients, if only the script knows the samples, or each rank keeps its place. Where
         replicas differ, each rank keeps its own."""
-        if self.transition is None:
+        if self.membership is None:
             raise  # the store is lost, so no rendezvous is possible
         session, data_position = self._session, self._session.data_position
         # Torch's all-reduce has overwritten the gradients with means or partial sums.
@@ -153,9 +185,9 @@ class Recovery:
     def rejoin(self) -> None:
         """Join a running job after a restart: the coded tree, if this rank still has its place
         there, or else the next rendezvous."""
-        assert self.transition is not None
-        with self.transition.membership.joining():
-            if self._joins_tree(self.transition):
+        assert self.membership is not None
+        with self.membership.joining():
+            if self._joins_tree(self.membership):
                 return
             if self._session.data_position.rank_loader is None:
                 raise RunError(
@@ -165,17 +197,17 @@ class Recovery:
             self._has_no_state = True
             self._rendezvous(MemberPhase.SAFE_POINT)
 
-    def _joins_tree(self, transition: EpochTransition) -> bool:
+    def _joins_tree(self, membership: Membership) -> bool:
         session = self._session
         with suppress(Interrupted, StoreLost):  # the others rendezvous, maybe without it
-            if session.rank in transition.membership_epoch.members:
+            if session.rank in membership.membership_epoch.members:
                 found = session.context.tree_under_way()
                 if found is not None:
                     session.refuse_what_does_not_run(found[0])
                     session.plan, session.clock.step = found
                     session.run_plan()
                     assert session.tree is not None
-                    near = transition.membership.heartbeat.detector.furthest - MAX_STATE_LAG_STEPS
+                    near = membership.heartbeat.detector.furthest - MAX_STATE_LAG_STEPS
                     session.load_snapshot(session.tree.request_snapshot(after=near))
                     return True
         return False
@@ -183,9 +215,9 @@ class Recovery:
     def _check_members(self) -> None:
         """Interrupt if a rank requests to join, and stop where others have stopped."""
         session = self._session
-        if self.transition is not None:
-            self.transition.membership.heartbeat.step = session.step
-            self.transition.membership.raise_if_join_requested()
+        if self.membership is not None:
+            self.membership.heartbeat.step = session.step
+            self.membership.raise_if_join_requested()
         if self._stops_at is not None and session.step >= self._stops_at:
             session.data_position.stopping = True
 
@@ -199,38 +231,28 @@ class Recovery:
                 work()
                 return
             except (Interrupted, StoreLost):
-                if self.transition is None or self._session.synchronizer is None:
+                if self.membership is None or self._session.synchronizer is None:
                     raise
                 self._rendezvous(doing)
-                if self.transition.membership_epoch.place != begun:
+                if self.membership_epoch.place != begun:
                     return
-
-    def _collective_members(self) -> tuple[int, ...]:
-        """The members that take part in the collectives before this step."""
-        session = self._session
-        if self.transition is None or self.transition.membership_epoch.number == 1:
-            return session.world.members
-        return self.transition.membership_epoch.collective_members(session.step)
 
     # Rendezvous
 
     def _rendezvous(self, doing: MemberPhase) -> Snapshot | None:
         """Rendezvous, and continue from where the most advanced members are. Returns the snapshot
         that was loaded, if this rank wasn't one of these."""
-        session, transition = self._session, self.transition
-        assert transition is not None
+        session = self._session
         abort = session.abort_flag.poll()
         if abort is not None and not isinstance(abort, StoreLost):
             raise abort
         lost_samples = self._lost_samples()
         held: CompressorState = {}
         if session.synchronizer is not None:
-            in_step = doing is MemberPhase.STEP
-            held = (
-                session.synchronizer.compressor_state_before
-                if in_step
-                else session.synchronizer.compressor_state
-            )
+            if doing is MemberPhase.STEP:
+                held = session.synchronizer.compressor_state_before
+            else:
+                held = session.synchronizer.compressor_state
             held = state_after_member_change(held)
             session.synchronizer.abort()
         loaded: Snapshot | None = None
@@ -245,64 +267,100 @@ class Recovery:
                 plan=str(session.plan),
                 version=session.ledger.version,
             )
-            try:
-                loaded = self._enter_epoch(transition, status, held) or loaded
+            with suppress(Interrupted, StoreLost):
+                loaded = self._enter_epoch(status, held) or loaded
                 break
-            except (Interrupted, StoreLost):
-                continue
-        lost = 0 if lost_samples is None else self._lost(lost_samples, transition.membership_epoch)
-        transition.note(session.step, lost)
+        self._note_epoch(0 if lost_samples is None else self._lost(lost_samples))
         return loaded
 
-    def _enter_epoch(
-        self, transition: EpochTransition, status: MemberStatus, held: CompressorState
-    ) -> Snapshot | None:
+    def _enter_epoch(self, status: MemberStatus, held: CompressorState) -> Snapshot | None:
         """Enter the next membership epoch; returns the snapshot that was loaded, if any."""
         session = self._session
         pending = session.agreement.pending
-        world = transition.rendezvous(status)
-        membership_epoch = transition.membership_epoch
-        self._has_no_state = self._has_no_state or session.rank in membership_epoch.joined
-        self._refuse_unknown_place(membership_epoch)
-        session.first_step = membership_epoch.first_step
-        session.set_members(world, world.abort_flag(), self.recover_step, membership_epoch.root)
-        plan = _fitting(parse_plan(membership_epoch.plan), session.group)
+        world = self._next_world(status)
+        epoch = self.membership_epoch
+        self._has_no_state = self._has_no_state or session.rank in epoch.joined
+        self._refuse_unknown_place(epoch)
+        session.first_step = epoch.first_step
+        session.set_members(world, world.abort_flag(), self.recover_step, epoch.root)
+        plan = _fitting(parse_plan(epoch.plan), session.group)
         session.refuse_what_does_not_run(plan)
         session.plan = plan
         session.clock.go_to(session.step)
-        self._collectives_to_skip = membership_epoch.collectives_to_skip(session.rank)
-        self._stops_at = membership_epoch.stops_at
+        self._collectives_to_skip = epoch.collectives_to_skip(session.rank)
+        self._stops_at = epoch.stops_at
         gc.collect()  # the interrupted step has cycles, and buckets that will be replaced
-        with session.holding(replicated_state(held)):
-            loaded = transition.transfer_snapshot(
-                session.group, membership_epoch.recipients, session.snapshot
-            )
+        loaded = self._transfer_snapshot(epoch, replicated_state(held))
         if loaded is not None:
-            self._load_snapshot(loaded, membership_epoch)
-            held = {k: {n: t.numpy() for n, t in v.items()} for k, v in loaded.held.items()}
+            self._load_snapshot(loaded, epoch)
+            held = map_state(loaded.held, torch.Tensor.numpy)
         if session.closed:
             return loaded
-        session.run_plan()
-        session.load_compressor_state(held)
+        session.run_plan(held)
         for name, value in pending:
             if name in ("sync", "stop"):
                 session.agreement.propose(name, value)
-        self._on_members_changed()
+        self.on_members_changed()
         return loaded
 
-    def _load_snapshot(self, state: Snapshot, membership_epoch: MembershipEpoch) -> None:
+    def _next_world(self, status: MemberStatus) -> World:
+        """The members of the next epoch, at a store that answers."""
+        assert self.membership is not None
+        self._noticed = self._noticed or time()
+        deadline = monotonic() + self._world.timeout
+        while True:
+            try:
+                if self.membership.heartbeat.store_is_lost:
+                    self._reopen_store(self.membership)
+                self.membership.rendezvous(status)
+                return self._enter()
+            except StoreLost:
+                if monotonic() > deadline:
+                    raise
+                self._reopen_store(self.membership)
+
+    def _reopen_store(self, membership: Membership) -> None:
+        self._world = self._world.with_new_store()
+        for key, value in self._published.items():
+            self._world.put(key, value)
+        self._session.engine.use_store(self._world.store)
+        membership.use_store(self._world.store)
+
+    def _enter(self) -> World:
+        epoch = self.membership_epoch
+        world = self._world.with_members(epoch)
+        self._session.engine.enter_epoch(epoch, world.abort_flag())
+        return world
+
+    def _transfer_snapshot(self, epoch: MembershipEpoch, held: CompressorState) -> Snapshot | None:
+        """The donor's snapshot on each of the recipients; None on other ranks. A joining rank's own
+        tensors are overwritten, which saves memory. A member that is behind keeps its own until all
+        of the donor's have arrived: if the donor fails, the step is repeated without it."""
+        session, recipients = self._session, epoch.recipients
+        if not recipients or session.rank not in (epoch.donor, *recipients):
+            return None
+        clock = RoundCounter(epoch.place[0])
+        clock.shared = -STATE_ROUND_COUNT
+        group = session.group.subgroup(sorted((epoch.donor, *recipients)))
+        collectives = Collectives(group, session.engine, clock, SEE_OUTPUT_REMEDY)
+        found = session.snapshot(held).broadcast(
+            collectives, epoch.donor, overwrites=session.rank in epoch.joined
+        )
+        return None if session.rank == epoch.donor else found
+
+    def _load_snapshot(self, state: Snapshot, epoch: MembershipEpoch) -> None:
         session = self._session
         session.load_snapshot(state)
-        self._collectives_done = membership_epoch.place[1]
+        self._collectives_done = epoch.place[1]
         if session.keeps_own and session.data_position.rank_loader is not None:
             session.data_position.skip(session.first_step - session.step)
             session.clock.go_to(session.first_step)
-            self._collectives_done = membership_epoch.start[1]
+            self._collectives_done = epoch.start[1]
         self._has_no_state = False
 
-    def _refuse_unknown_place(self, membership_epoch: MembershipEpoch) -> None:
-        session, place = self._session, membership_epoch.place[0]
-        behind = session.rank in membership_epoch.recipients
+    def _refuse_unknown_place(self, epoch: MembershipEpoch) -> None:
+        session, place = self._session, epoch.place[0]
+        behind = session.rank in epoch.recipients
         if behind and session.data_position.rank_loader is None and session.step < place - 1:
             raise RunError(
                 f"rank {session.rank} missed steps {session.step} to {place - 1}, and the place in "
@@ -318,23 +376,89 @@ class Recovery:
             plan=session.plan, group=session.group, batches=loader.sampler, since=session.first_step
         )
 
-    def _lost(self, lost_samples: LostSamples, membership_epoch: MembershipEpoch) -> int:
+    def _lost(self, lost_samples: LostSamples) -> int:
         """The number of samples lost with the ranks that left."""
-        stayed = {
-            r: s for r, s in membership_epoch.statuses.items() if r not in membership_epoch.joined
-        }
+        session, epoch = self._session, self.membership_epoch
+        stayed = {r: s for r, s in epoch.statuses.items() if r not in epoch.joined}
         return lost_samples.lost(
             stayed,
             over=min(status.step for status in stayed.values()),
-            begins=self._session.first_step,
-            step=self._session.step,
-            position=self._session.data_position.position,
+            begins=session.first_step,
+            step=session.step,
+            position=session.data_position.position,
         )
 
-    def _all_wait(self) -> bool:
-        """True if all ranks wait for one another. Under a code lost messages are requested
-        again."""
-        return not waits_for_nobody(self._session.plan)
+    # The record of changes
+
+    def _note_epoch(self, samples: int) -> None:
+        """Record that training resumes in this epoch; `samples` were lost."""
+        epoch, step = self.membership_epoch, self._session.step
+        reasons = [departure_text(rank, why) for rank, why in epoch.left.items()]
+        if epoch.joined:
+            reasons.append(f"{ranks_text(epoch.joined)} joined")
+        reason = "; ".join(reasons) or epoch.cause
+        left = tuple(rank for rank in epoch.left if rank not in epoch.joined)
+        self._note(reason, step, left, epoch.joined, self._noticed, samples)
+        self._noticed = None
+        if self._session.rank == epoch.donor:
+            log.warning(
+                "%s: membership epoch %d resumes at step %d with %s",
+                reason,
+                epoch.number,
+                step,
+                ranks_text(epoch.members),
+            )
+
+    def _note_absence(self, rank: int, reason: str) -> None:
+        """Record a suspected rank. The failure detector's thread calls this."""
+        assert self.membership is not None
+        if self.membership.triggers_rendezvous(rank):
+            self._noticed = self._noticed or time()
+            return
+        self._unawaited.add(rank)
+        self._note_without_rendezvous(
+            f"{departure_text(rank, reason)}; no rank waits for it", left=(rank,)
+        )
+
+    def _note_return(self, rank: int) -> None:
+        """Record a recovered rank. The failure detector's thread calls this."""
+        if rank in self._unawaited:
+            self._unawaited.discard(rank)
+            self._note_without_rendezvous(f"rank {rank} recovered", joined=(rank,))
+
+    def _note_without_rendezvous(
+        self, reason: str, left: tuple[int, ...] = (), joined: tuple[int, ...] = ()
+    ) -> None:
+        assert self.membership is not None
+        self._note(reason, self.membership.heartbeat.step, left, joined)
+        if self._world.rank == self.membership_epoch.members[0]:
+            log.warning("%s, at step %d", reason, self.membership.heartbeat.step)
+
+    def _note(
+        self,
+        reason: str,
+        step: int,
+        left: tuple[int, ...],
+        joined: tuple[int, ...],
+        noticed: float | None = None,
+        samples: int = 0,
+    ) -> None:
+        now = time()
+        change = MembershipChange(
+            formation=self.membership_epoch.number,
+            step=step,
+            left=left,
+            joined=joined,
+            reason=reason,
+            noticed=noticed or now,
+            over=now,
+            samples=samples,
+        )
+        self.changes.append(change)
+        self.on_change(change)
+        del self.changes[:-INCIDENT_HISTORY_COUNT]
+
+    # Calls of the failure detector
 
     def _triggers_rendezvous(self, rank: int) -> bool:
         """True if the absence of this rank requires a rendezvous. A code can do without some ranks
@@ -342,8 +466,8 @@ class Recovery:
         session = self._session
         if waits_for_nobody(session.plan) and session.tree is None:
             return rank == session.checkpoint_writer()
-        absent = {} if self.transition is None else self.transition.membership.suspected
-        return session.tree is None or session.tree.needs(rank, absent)
+        assert self.membership is not None
+        return session.tree is None or session.tree.needs(rank, self.membership.suspected)
 
 
 def _fitting(plan: Plan, group: Group) -> Plan:
@@ -357,57 +481,3 @@ def _fitting(plan: Plan, group: Group) -> Plan:
         except LayoutError:
             return with_settings(parse_plan("ring"), plan)
     return plan
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LostSamples:
-    """The ranks that shared the batches from step `since` on: those of `group`, and those that had
-    left it but whose samples weren't redistributed yet.
-
-    Where replicas differ, a failed rank takes with it its slices of the steps since it last
-    averaged with others: the work after that is in no other replica. Where replicas are equal
-    nothing is lost, as the interrupted step is repeated.
-    """
-
-    plan: Plan
-    group: Group
-    batches: BatchSampler
-    since: int
-
-    def lost(
-        self, members: Collection[int], *, over: int, begins: int, step: int, position: BatchIndex
-    ) -> int:
-        """The number of samples that are lost if only `members` continue. Steps before `over` are
-        over for all of them, and from `begins` on the batches are redistributed; `position` is that
-        of `step`."""
-        if not self.plan.averages_parameters:
-            return 0
-        lost = 0
-        for rank in self._all:
-            if rank not in members:
-                for number in range(self._alone_from(rank, over), begins):
-                    lost += self._share(rank, position, number - step)
-        return lost
-
-    @property
-    def _all(self) -> Collection[int]:
-        return range(self.batches.size) if self.batches.members is None else self.batches.members
-
-    def _alone_from(self, rank: int, over: int) -> int:
-        """The first step after the rank's last averaging with others."""
-        if rank in self.group.ranks:
-            for step in range(over - 1, self.since - 1, -1):
-                if rank in self._averaging_groups(step):
-                    return step + 1
-        return self.since
-
-    def _averaging_groups(self, step: int) -> Iterator[int]:
-        for one in compile_rounds(self.plan, self.group, GROUPING_WORKLOAD, step):
-            if one.group.size > 1:
-                yield from one.group.ranks
-
-    def _share(self, rank: int, position: BatchIndex, batches: int) -> int:
-        """The size of this rank's slice of a batch, `batches` batches after that position."""
-        number = position.epoch * len(self.batches) + position.batch + batches
-        epoch, batch = divmod(number, len(self.batches))
-        return len(next(self.batches.slices(epoch, rank, batch)).samples)

@@ -20,19 +20,17 @@ from thalweg.catalog import default_catalog, parse_plan
 from thalweg.engine.arrivals import Arrivals
 from thalweg.engine.digest import digest
 from thalweg.errors import Mismatch, PlanError, RunError, ThalwegError
-from thalweg.members.abort import AbortFlag
 from thalweg.members.agreement import Change
-from thalweg.members.world import World
 from thalweg.observe import StepTotals, Straggler
 from thalweg.observe.monitor import REPLICA_CHECK_PERIOD_STEPS
 from thalweg.plan import Plan, What
 from thalweg.predict import Advice
 from thalweg.redundancy import is_coded, is_relayed, waits_for_nobody
-from thalweg.training.auto.controller import ADVICE_CHANGE, AutoController, PlanControls
-from thalweg.training.auto.measurement import RunCalibrator
+from thalweg.training.auto.controller import ADVICE_CHANGE, AutoController
 from thalweg.training.auto.policy import PlanChoice
-from thalweg.training.auto.request import allowed, is_auto
+from thalweg.training.auto.request import is_auto
 from thalweg.training.backward_hooks import Hook
+from thalweg.training.checkpoint_io import load, save
 from thalweg.training.coded_model_check import warn_of_what_differs, what_differs
 from thalweg.training.compression_overlap import Timing
 from thalweg.training.compressor_state import total_residuals
@@ -46,7 +44,7 @@ from thalweg.training.finite import ReportedNames, not_finite
 from thalweg.training.lifecycle import RankSession
 from thalweg.training.optimizer_state import has_new_optimizer_state, statistics_of
 from thalweg.training.recovery import Recovery
-from thalweg.training.rendezvous import EpochTransition, MembershipChange
+from thalweg.training.rendezvous import MembershipChange
 from thalweg.training.sources.gradients import GradientSynchronizer, SteppedSynchronizer
 from thalweg.training.sources.parameters import ParameterSynchronizer
 from thalweg.training.step_timer import StepTimer
@@ -72,24 +70,20 @@ class Run:
     def __init__(
         self,
         session: RankSession,
+        recovery: Recovery,
         requested: Plan,
-        world: World,
-        abort_flag: AbortFlag,
-        transition: EpochTransition | None,
         records: Path | None,
         *,
         skips: bool,
     ) -> None:
         self._process = os.getpid()
         self._session = session
-        self._recovery = Recovery(self._session, transition, self._on_members_changed)
-        self._session.set_members(world, abort_flag, self._recovery.recover_step)
+        self._recovery = recovery
         self._requested = requested
-        self._transition = transition
         self._position = session.data_position
         self._adjustments: list[Adjustment] = []
         self._auto: AutoController | None = None
-        self._auto_runs = is_auto(requested) and world.size > 1
+        self._auto_runs = is_auto(requested) and session.world.size > 1
         self._passed_safe_point = False
         self._shares_random = False
         self._without_gradient: list[tuple[nn.Parameter, torch.Tensor | None]] = []
@@ -97,22 +91,21 @@ class Run:
         self._skips_nonfinite = skips  # True: skip steps whose gradients are not finite
         self._skipped: deque[tuple[int, str]] = deque(maxlen=SKIPPED_HISTORY_STEPS)
         self._step_skipped = False  # the step that the optimizer is about to take was skipped
-        self._stepped_with: tuple[ref[torch.Tensor], int] | None = (
-            None  # a gradient and its version
-        )
+        # Of the last step: a gradient and its version.
+        self._stepped_with: tuple[ref[torch.Tensor], int] | None = None
         self._was_called = False  # the model was called in this step
         self._suits_ddp = True  # in the last step the model was called, and used every parameter
-        self._skipped_gradients: list[
-            tuple[torch.Tensor, int]
-        ] = []  # skipped gradients, with their versions
+        self._skipped_gradients: list[tuple[torch.Tensor, int]] = []  # with their versions
         self._accumulates = False
         self._open_steps = 0  # nested calls of the optimizer's step that are under way
         self._has_closure = False  # the last optimizer step was called with a closure
         self._timer = StepTimer(
             self._session, lambda: self.arrivals, records, self._check_gradients
         )
-        if transition is not None:
-            transition.on_change = self._timer.note_incident
+        recovery.on_change = lambda change: self._timer.monitor.note(
+            "incident", change.step, change.reason
+        )
+        recovery.on_members_changed = self._follow_members
 
     # Properties for the script
 
@@ -134,12 +127,12 @@ class Run:
     @property
     def formation(self) -> int:
         """The membership epoch: 1 at first, one more after every rendezvous."""
-        return 1 if self._transition is None else self._transition.membership_epoch.number
+        return self._recovery.membership_epoch.number
 
     @property
     def incidents(self) -> Sequence[MembershipChange]:
         """The membership changes so far: ranks that failed or joined, and when training resumed."""
-        return () if self._transition is None else tuple(self._transition.changes)
+        return tuple(self._recovery.changes)
 
     @property
     def counts(self) -> bool:
@@ -357,9 +350,8 @@ class Run:
         """Apply the changes that were agreed for this step. `run.batches` calls it; with a loader
         of the script's own the model's forward does."""
         if not self._has_closure or self._position.rank_loader is not None:
-            self._open_steps = (
-                0  # only a closure's forward is inside a step: the earlier one failed
-            )
+            # Only a closure calls forward inside a step, so an earlier step has failed.
+            self._open_steps = 0
         if self._passed_safe_point:
             return
         self._passed_safe_point = True
@@ -406,8 +398,11 @@ class Run:
             self._recovery.switch_plan(plan)
             if self.rank == 0:
                 log.info("from step %d: %s (requested with run.switch)", self.step, plan)
-        if self._auto is not None:
-            self._run_auto(self._auto, drifted_to, chosen=plan is not None)
+        if self._auto is not None and plan is not None:  # the script itself has chosen
+            self._auto_runs = False
+            self._auto.close()
+        elif self._auto is not None and self._auto_runs:
+            self._auto.at_safe_point(self.step, drifted_to)
 
     def _adjust(self, change: Change) -> bool:
         """Adopt another set of contended links; False if the plan has no groups any more."""
@@ -429,7 +424,7 @@ class Run:
         """Write a checkpoint for `attach(resume=directory)`, and keep the newest `keep`. Call it on
         every rank. The first rank writes; under a plan that waits for no rank the root does,
         alone."""
-        self._run_collective(lambda: self._session.save(Path(directory), keep))
+        self._run_collective(lambda: save(self._session, Path(directory), keep))
 
     def _run_collective(self, work: Callable[[], Any]) -> None:
         """Run a collective of all members between two steps."""
@@ -439,7 +434,7 @@ class Run:
     def close(self) -> None:
         """End this rank's part. It waits a moment for the others, which may still have to read the
         last messages."""
-        session = self._session
+        session, membership = self._session, self._recovery.membership
         if session.closed or os.getpid() != self._process:  # a fork is no rank
             return
         session.closed = True
@@ -457,21 +452,20 @@ class Run:
         finally:
             if session.tree is not None:
                 session.tree.close()
-            if self._transition is not None:
-                through = not session.shutdown.failed and not session.engine.failed
-                self._transition.membership.close(finished=through)
+            if membership is not None:
+                membership.close(finished=not (session.shutdown.failed or session.engine.failed))
             session.engine.close()
         self._timer.log_summary()
 
     def _end(self, seconds: float) -> bool:
         """Leave the run, and publish its end for ranks that join later."""
-        session = self._session
+        session, membership = self._session, self._recovery.membership
         left = self._leave(seconds)
-        if self._transition is None or not left or session.shutdown.failed or session.engine.failed:
+        if membership is None or not left or session.shutdown.failed or session.engine.failed:
             return left
-        ends_alone = waits_for_nobody(session.plan) and self.rank != session.checkpoint_writer()
+        ends_alone = waits_for_nobody(session.plan) and not session.is_checkpoint_writer
         if not ends_alone and session.abort_flag.poll() is None:
-            self._transition.membership.end(self.step)
+            membership.end(self.step)
         return left
 
     def _leave(self, seconds: float) -> bool:
@@ -498,8 +492,11 @@ class Run:
             if returns:
                 self._recovery.rejoin()
             else:
-                session.start(resume)
-                self._restart_auto()
+                compressor_state = None if resume is None else load(session, resume)
+                if compressor_state is None:
+                    session.broadcast_model(0)
+                session.run_plan(compressor_state)
+                self._follow_members()
         except BaseException:
             self._timer.close()
             raise
@@ -513,46 +510,16 @@ class Run:
             session.model.register_forward_pre_hook(Hook(lambda *_: self._before_forward())),
         ]
 
-    def _on_members_changed(self) -> None:
-        """Follow a change of members: monitoring, and `auto`."""
-        self._timer.follow()
-        self._restart_auto()
-
-    def _restart_auto(self) -> None:
-        """Restart `auto` for these members, if no rank is missing."""
+    def _follow_members(self) -> None:
+        """Follow a change of members: monitoring, and `auto`, which restarts if no rank is
+        missing."""
         session = self._session
+        self._timer.follow()
         if self._auto is not None:
             self._auto.close()
             self._auto = None
         if self._auto_runs and session.group.size == session.everybody.size:
-            self._auto = AutoController(
-                self._requested,
-                session.context,
-                session.collectives,
-                self._plan_controls(),
-                self.step,
-            )
-
-    def _run_auto(
-        self, controller: AutoController, drifted_to: float | None, *, chosen: bool
-    ) -> None:
-        """Run `auto` at a safe point, until the script itself has chosen a plan."""
-        if chosen:
-            self._auto_runs = False
-            controller.close()
-        if self._auto_runs:
-            controller.at_safe_point(self.step, drifted_to)
-
-    def _plan_controls(self) -> PlanControls:
-        session = self._session
-        return PlanControls(
-            plan=lambda: session.plan,
-            switch_plan=session.switch_plan,
-            refuse=self._refuse_for_auto,
-            calibrator=RunCalibrator(
-                session.model, session.optimizer, session.context, allowed(self._requested)
-            ),
-        )
+            self._auto = AutoController(self._requested, session, self._refuse_for_auto)
 
     def _refuse_for_auto(self, plan: Plan) -> None:
         """Raise PlanError for a plan that can't run, and for a code under which the script's last
@@ -561,10 +528,10 @@ class Run:
         if is_relayed(plan) and not self._position.weighed:
             raise PlanError(f"{plan} needs losses weighted by run.mean", "use run.mean")
         if default_catalog().is_native(plan) and not self._suits_ddp:
-            problem = (
-                f"{plan} needs a model that is called, and uses every parameter, at every step"
+            raise PlanError(
+                f"{plan} needs a model that is called, and uses every parameter, at every step",
+                "use every parameter, or another plan",
             )
-            raise PlanError(problem, "use every parameter, or another plan")
         if is_coded(plan):
             for differs in what_differs(self._session.model, random=not self._shares_random):
                 raise PlanError(*differs)
@@ -626,10 +593,9 @@ class Run:
         session, was_over, self._step_skipped = self._session, self._step_skipped, False
         if self._open_steps and not self.counts:  # interrupted in a closure, after the step began
             self._hide_gradients()
-        if self._accumulates or session.closed or not self.counts:
+        syncs = getattr(session.model, "require_backward_grad_sync", True)  # False in DDP's no_sync
+        if self._accumulates or session.closed or not self.counts or not syncs:
             return
-        if not getattr(session.model, "require_backward_grad_sync", True):
-            return  # in the no_sync of a DDP object
         synchronizer, own = session.attached, session.replicas_differ
         if was_over and self._open_steps:  # another evaluation of a closure whose step was skipped
             self._hide_gradients()
@@ -653,20 +619,18 @@ class Run:
         elif not (names := not_finite(session.gradients)):
             return
         found = session.context.bad_gradients
-        knows = own or isinstance(
-            synchronizer, GradientSynchronizer
-        )  # which rank has computed these gradients
-        reported: ReportedNames = {self.rank: names} if names and knows else {}
+        are_own = own or isinstance(synchronizer, GradientSynchronizer)  # of this rank's backward
+        reported: ReportedNames = {self.rank: names} if names and are_own else {}
         if not own and not (reported and self._skips_nonfinite and self.rank != self.members[0]):
             reported = found.reports() or reported
         error = found.error(reported, names)
         if not self._skips_nonfinite:
             self._fail(error)
         if spoilt := not_finite(statistics_of(session.model)):
-            problem = f"{spoilt[0]} has inf or nan on rank {self.rank} at step {self.step}"
             self._fail(
                 RunError(
-                    f"{problem}, and skipping the step doesn't remove it",
+                    f"{spoilt[0]} has inf or nan on rank {self.rank} at step {self.step}, and "
+                    "skipping the step doesn't remove it",
                     "check the data of that rank: the forward pass itself was not finite",
                 )
             )
@@ -738,11 +702,7 @@ class Run:
         """Submit a digest of the parameters at intervals; if digests differ, all ranks end at the
         same safe point."""
         session, monitor = self._session, self._timer.monitor
-        if (
-            self.size > 1
-            and session.replicas_are_equal
-            and not self.step % REPLICA_CHECK_PERIOD_STEPS
-        ):
+        if self.size > 1 and not session.keeps_own and not self.step % REPLICA_CHECK_PERIOD_STEPS:
             monitor.submit_digest(self.step, digest(session.trained.values()))
         if monitor.difference:
             session.agreement.propose(DIFFERENCE_CHANGE, monitor.difference)

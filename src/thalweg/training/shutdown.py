@@ -33,12 +33,12 @@ class Shutdown:
         self.rank = world.rank
         self.abort_flag = abort_flag
         self.is_spare = False  # the others can do without this rank
-        self._failed = False
+        self.failed = False
         self._left = False
         _OneLine.watched[:] = [*(e for e in _OneLine.watched if not e.failed), self]
 
     def fail(self, problem: str) -> None:
-        self._failed = True
+        self.failed = True
         if not self.is_spare:
             self.abort_flag.raise_flag(problem)
 
@@ -53,10 +53,6 @@ class Shutdown:
         finally:
             errors_in_one_line()
 
-    @property
-    def failed(self) -> bool:
-        return self._failed
-
     def leave(self, step: int, part: Callable[[float], bool]) -> None:
         """Leave the run: `part` waits for the others, at most the given seconds, and returns False
         if they take longer."""
@@ -64,10 +60,9 @@ class Shutdown:
             return
         self._left = True
         _OneLine.watched[:] = [e for e in _OneLine.watched if e is not self]
-        patience = FAILED_LEAVE_TIMEOUT_SECONDS if self._failed else LEAVE_TIMEOUT_SECONDS
-        if not part(patience):
+        if not part(FAILED_LEAVE_TIMEOUT_SECONDS if self.failed else LEAVE_TIMEOUT_SECONDS):
             self.fail(f"its part of the run ended after step {step}")
-        elif self._failed and self.abort_flag.poll() is not None:
+        elif self.failed and self.abort_flag.poll() is not None:
             sleep(ROOT_CAUSE_LEAD_SECONDS)
 
 
@@ -84,10 +79,9 @@ class _OneLine:
         self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None
     ) -> None:
         known = _on_purpose(error)
-        problem = known.problem if known else f"{kind.__name__}: {error}"
         who = ""
         for shutdown in self.watched:
-            shutdown.fail(problem)
+            shutdown.fail(known.problem if known else f"{kind.__name__}: {error}")
             who = f"rank {shutdown.rank}: "
         if known and DEBUG_VARIABLE not in os.environ:
             print(f"thalweg: {who}{known}", file=sys.stderr)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,11 +17,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import nn
 
+from thalweg.engine.collectives import BROADCAST_CHUNK_BYTES, Collectives
 from thalweg.errors import RunError
 from thalweg.training.data.position import BatchIndex
-from thalweg.training.state_encoding import kinds_of, pack, unpack
+from thalweg.training.state_encoding import kinds_of, pack, places_for, unpack
 from thalweg.transports import Array
 
+PACKED_FIELDS = ("model", "optimizer", "objects", "held")  # of a snapshot; the rest is JSON
 HEADER_LENGTH_STRUCT = struct.Struct("<Q")
 
 
@@ -50,43 +52,41 @@ class Snapshot:
 
     def in_parts(self) -> tuple[bytes, dict[str, torch.Tensor]]:
         """A JSON header, and the tensors themselves, none of them copied."""
-        parts = {
-            "model": self.model,
-            "optimizer": self.optimizer,
-            "objects": self.objects,
-            "held": self.held,
-        }
-        tree, tensors = pack(parts, "state")
-        head = {
-            "step": self.step,
-            "position": [self.position.epoch, self.position.batch],
-            "shared": self.shared,
-            "agreed": self.agreed,
-            "ended": self.ended,
-            "plan": self.plan,
-            "tree": tree,
-            "tensors": kinds_of(tensors),
-        }
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        tree, tensors = pack({name: values.pop(name) for name in PACKED_FIELDS}, "state")
+        values["position"] = astuple(self.position)
+        head = {**values, "tree": tree, "tensors": kinds_of(tensors)}
         return json.dumps(head).encode(), tensors
 
     @classmethod
     def of_parts(cls, head: bytes, tensors: dict[str, torch.Tensor]) -> Snapshot:
         header = json.loads(head)
-        epoch, batch = header["position"]
+        tree, _ = header.pop("tree"), header.pop("tensors")
+        epoch, batch = header.pop("position")
         numbers = [epoch, batch, *(header[name] for name in ("step", "shared", "agreed"))]
         if not all(type(number) is int and number >= 0 for number in numbers):
             raise ValueError("a count is missing")
         if type(header["ended"]) is not bool or type(header["plan"]) is not str:
             raise TypeError("the plan or the end is missing")
-        return cls(
-            step=header["step"],
-            position=BatchIndex(epoch=epoch, batch=batch),
-            shared=header["shared"],
-            agreed=header["agreed"],
-            ended=header["ended"],
-            plan=header["plan"],
-            **unpack(header["tree"], tensors),
-        )
+        position = BatchIndex(epoch=epoch, batch=batch)
+        return cls(position=position, **header, **unpack(tree, tensors))
+
+    def broadcast(self, collectives: Collectives, donor: int, *, overwrites: bool) -> Snapshot:
+        """The snapshot of `donor`, which all ranks of `collectives` get; if `overwrites`, in the
+        tensors of this one."""
+        head, tensors = self.in_parts()
+        length = torch.tensor([len(head)])
+        collectives.broadcast(donor, [length])
+        is_donor = collectives.rank == donor
+        text = torch.frombuffer(bytearray(head if is_donor else int(length)), dtype=torch.uint8)
+        collectives.broadcast(donor, [text])
+        head = text.numpy().tobytes()
+        if not is_donor:
+            tensors = places_for(json.loads(head)["tensors"], tensors if overwrites else {})
+        raw = (tensor.view(-1).view(torch.uint8) for tensor in tensors.values() if tensor.numel())
+        chunks = (chunk for one in raw for chunk in torch.split(one, BROADCAST_CHUNK_BYTES.nbytes))
+        collectives.broadcast(donor, chunks)
+        return self if is_donor else Snapshot.of_parts(head, tensors)
 
     def in_bytes(self) -> Array:
         head, tensors = self.in_parts()

@@ -20,7 +20,7 @@ from base64 import b64decode, b64encode
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from math import isfinite
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -40,32 +40,13 @@ _STORED = {  # by every version of safetensors; complex128 as pairs of float64
     *(torch.float8_e4m3fn, torch.float8_e5m2, torch.float16, torch.bfloat16),
     *(torch.float32, torch.float64, torch.complex64, torch.complex128),
 }
-_SEQUENCES: dict[str, Callable[[Iterable[Any]], Any]] = {
-    "Size": torch.Size,
-    "frozenset": frozenset,
-    "set": set,
-    "tuple": tuple,
-}
-_MAPPINGS: dict[str, Callable[[dict[Any, Any]], Any]] = {
-    "Counter": Counter,
-    "OrderedDict": OrderedDict,
-    "items": dict,
-}
 _FACTORIES: dict[str | None, Callable[[], Any] | None] = {
     None: None,
     **{kind.__name__: kind for kind in (dict, float, int, list, set, str)},
 }
-_LEAVES: dict[str, Callable[[Any], Any]] = {
-    "bytearray": lambda text: bytearray(b64decode(text)),
-    "bytes": b64decode,
-    "complex": lambda text: complex(*struct.unpack(">dd", bytes.fromhex(text))),
-    "device": torch.device,
-    "dtype": lambda name: _dtype(name),
-    "float": lambda text: struct.unpack(">d", bytes.fromhex(text))[0],
-    "int": lambda text: int(text, 16),
-    "str": lambda text: b64decode(text).decode("utf-8", "surrogatepass"),
-    "numpy": lambda parts: np.frombuffer(b64decode(parts[1]), _kind(parts[0]))[0],
-}
+Tensors = dict[str, Tensor]
+_From = TypeVar("_From")
+_To = TypeVar("_To")
 
 
 def kinds_of(tensors: Mapping[str, Tensor]) -> Kinds:
@@ -85,7 +66,17 @@ def places_for(kinds: Kinds, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return places
 
 
-def pack(state: Any, name: str) -> tuple[Json, dict[str, Tensor]]:
+def map_state(
+    state: Mapping[str, Mapping[str, _From]], convert: Callable[[_From], _To]
+) -> dict[str, dict[str, _To]]:
+    """The state of a compressor, by kind and parameter, with each of its values converted."""
+    return {
+        kind: {name: convert(value) for name, value in values.items()}
+        for kind, values in state.items()
+    }
+
+
+def pack(state: Any, name: str) -> tuple[Json, Tensors]:
     """The state as JSON, and its tensors by their place in it; errors call the state `name`.
 
     Tensors that lie in memory as a file wants them are not copied."""
@@ -93,7 +84,7 @@ def pack(state: Any, name: str) -> tuple[Json, dict[str, Tensor]]:
     return packer.pack(state, ()), packer.tensors
 
 
-def unpack(tree: Json, tensors: dict[str, Tensor]) -> Any:
+def unpack(tree: Json, tensors: Tensors) -> Any:
     """The state from which `pack` made these two; ValueError if it didn't."""
     try:
         return _unpack(tree, tensors)
@@ -104,35 +95,28 @@ def unpack(tree: Json, tensors: dict[str, Tensor]) -> Any:
         raise ValueError(f"{type(error).__name__}: {error}".partition("\n")[0]) from None
 
 
-def _unpack(tree: Json, tensors: dict[str, Tensor]) -> Any:
+def _unpack(tree: Json, tensors: Tensors) -> Any:
     if isinstance(tree, list):
         return [_unpack(item, tensors) for item in tree]
     if not isinstance(tree, dict):
         return tree
-    content: Any
     ((tag, content),) = tree.items()
-    if tag == "dict":
-        return {key: _unpack(value, tensors) for key, value in content.items()}
-    if tag in _SEQUENCES:
-        return _SEQUENCES[tag](_unpack(item, tensors) for item in content)
-    if tag in _MAPPINGS:
-        return _MAPPINGS[tag](dict(_unpack(content, tensors)))
-    if tag == "defaultdict":
-        return defaultdict(_FACTORIES[content[0]], _unpack(content[1], tensors))
-    if tag == "attributes":
-        whole = _unpack(content[0], tensors)
-        if type(whole) not in (Counter, OrderedDict):
-            raise TypeError(f"a {type(whole).__name__} has no attributes")
-        vars(whole).update(_unpack(content[1], tensors))
-        return whole
-    if tag == "tensor":
-        return tensors[content]
-    if tag == "complex tensor":
-        return torch.view_as_complex(tensors[content].clone())  # in a file it may lie unaligned
-    if tag == "array":
-        name, dtype, shape = content
-        return tensors[name].numpy().view(_kind(dtype)).reshape(shape).copy()
-    return _LEAVES[tag](content)
+    if tag in _COLLECTIONS:
+        return _COLLECTIONS[tag](_unpack(content, tensors))
+    return _WITH_TENSORS[tag](content, tensors) if tag in _WITH_TENSORS else _LEAVES[tag](content)
+
+
+def _attributes(content: Any, tensors: Tensors) -> Any:
+    whole = _unpack(content[0], tensors)
+    if type(whole) not in (Counter, OrderedDict):
+        raise TypeError(f"a {type(whole).__name__} has no attributes")
+    vars(whole).update(_unpack(content[1], tensors))
+    return whole
+
+
+def _array(content: Any, tensors: Tensors) -> Any:
+    name, dtype, shape = content
+    return tensors[name].numpy().view(_kind(dtype)).reshape(shape).copy()
 
 
 def _dtype(name: str) -> torch.dtype:
@@ -149,18 +133,59 @@ def _kind(text: str) -> np.dtype[Any]:
     return found
 
 
+_COLLECTIONS: dict[str, Callable[[Any], Any]] = {
+    "Counter": lambda items: Counter(dict(items)),
+    "OrderedDict": OrderedDict,
+    "Size": torch.Size,
+    "frozenset": frozenset,
+    "items": dict,
+    "set": set,
+    "tuple": tuple,
+}
+_WITH_TENSORS: dict[str, Callable[[Any, Tensors], Any]] = {
+    "array": _array,
+    "attributes": _attributes,
+    # in a file it may lie unaligned
+    "complex tensor": lambda name, tensors: torch.view_as_complex(tensors[name].clone()),
+    "defaultdict": lambda x, tensors: defaultdict(_FACTORIES[x[0]], _unpack(x[1], tensors)),
+    "dict": lambda items, tensors: {key: _unpack(items[key], tensors) for key in items},
+    "tensor": lambda name, tensors: tensors[name],
+}
+_LEAVES: dict[str, Callable[[Any], Any]] = {
+    "bytearray": lambda text: bytearray(b64decode(text)),
+    "bytes": b64decode,
+    "complex": lambda text: complex(*struct.unpack(">dd", bytes.fromhex(text))),
+    "device": torch.device,
+    "dtype": _dtype,
+    "float": lambda text: struct.unpack(">d", bytes.fromhex(text))[0],
+    "int": lambda text: int(text, 16),
+    "numpy": lambda parts: np.frombuffer(b64decode(parts[1]), _kind(parts[0]))[0],
+    "str": lambda text: b64decode(text).decode("utf-8", "surrogatepass"),
+}
+_ENCODED: dict[type, Callable[[Any], str]] = {  # leaves that JSON lacks
+    bytearray: lambda data: _text(data),
+    bytes: lambda data: _text(data),
+    complex: lambda x: struct.pack(">dd", x.real, x.imag).hex(),
+    float: lambda x: struct.pack(">d", x).hex(),
+    int: hex,
+    str: lambda text: _text(text.encode("utf-8", "surrogatepass")),
+    torch.device: str,
+    torch.dtype: lambda kind: str(kind).removeprefix("torch."),
+}
+
+
 class _Packer:
     def __init__(self, name: str) -> None:
         self.name = name
-        self.tensors: dict[str, Tensor] = {}
+        self.tensors: Tensors = {}
         self.storages: set[int] = set()
 
     def pack(self, x: Any, path: tuple[Any, ...]) -> Json:
         if len(path) > MAX_NESTING_COUNT:
-            problem = (
-                f"{self.name} is nested more than {MAX_NESTING_COUNT} deep, or contains itself"
+            raise CheckpointError(
+                f"{self.name} is nested more than {MAX_NESTING_COUNT} deep, or contains itself",
+                _UNPACKABLE_REMEDY,
             )
-            raise CheckpointError(problem, _UNPACKABLE_REMEDY)
         kind = type(x)
         if kind is dict and all(type(key) is str and _is_unicode(key) for key in x):
             return {"dict": {key: self.pack(value, (*path, key)) for key, value in x.items()}}
@@ -210,17 +235,22 @@ class _Packer:
             return {"tuple": [self.key(member, path) for member in x]}
         packed = _leaf(x)
         if packed is None and x is not None:
-            problem = f"{self.at(path)} has a key of type {type(x).__name__}"
-            raise CheckpointError(problem, "use numbers, text or tuples of these for keys")
+            raise CheckpointError(
+                f"{self.at(path)} has a key of type {type(x).__name__}",
+                "use numbers, text or tuples of these for keys",
+            )
         return packed
 
     def tensor(self, x: Tensor, path: tuple[Any, ...]) -> Json:
         if type(x) not in (Tensor, torch.nn.Parameter):
-            problem = f"{self.at(path)} is a {type(x).__name__}, not a plain tensor"
-            raise CheckpointError(problem, _UNPACKABLE_REMEDY)
+            raise CheckpointError(
+                f"{self.at(path)} is a {type(x).__name__}, not a plain tensor", _UNPACKABLE_REMEDY
+            )
         if x.layout is not torch.strided or x.dtype not in _STORED or x.device.type == "meta":
-            problem = f"{self.at(path)} is a tensor of {x.dtype}, {x.layout}, on {x.device}"
-            raise CheckpointError(problem, "make it a dense one of a common type")
+            raise CheckpointError(
+                f"{self.at(path)} is a tensor of {x.dtype}, {x.layout}, on {x.device}",
+                "make it a dense one of a common type",
+            )
         plain = x.detach().cpu().resolve_conj().resolve_neg().contiguous()
         if plain.dtype is torch.complex128:
             return {"complex tensor": self.place(torch.view_as_real(plain), path)}
@@ -248,26 +278,23 @@ class _Packer:
 
 def _leaf(x: Any) -> Json:
     """The JSON of a value without members; None for None, and for types that can't be packed."""
-    kind = type(x)
-    if kind is bool:
-        return bool(x)
-    if kind is int:
-        return int(x) if abs(x) < _MIN_HEX_INTEGER else {"int": hex(x)}
-    if kind is float:
-        return float(x) if isfinite(x) else {"float": struct.pack(">d", x).hex()}
-    if kind is str:
-        return str(x) if _is_unicode(x) else {"str": _text(x.encode("utf-8", "surrogatepass"))}
-    if kind is complex:
-        return {"complex": struct.pack(">dd", x.real, x.imag).hex()}
-    if kind in (bytes, bytearray):
-        return {kind.__name__: _text(x)}
-    if kind is torch.dtype:
-        return {"dtype": str(x).removeprefix("torch.")}
-    if kind is torch.device:
-        return {"device": str(x)}
+    if _is_json(x):
+        plain: Json = x
+        return plain
+    if type(x) in _ENCODED:
+        return {type(x).__name__: _ENCODED[type(x)](x)}
     if isinstance(x, np.generic) and x.dtype.kind in _NUMPY_KINDS:
         return {"numpy": [x.dtype.str, _text(x.tobytes())]}
     return None
+
+
+def _is_json(x: Any) -> bool:
+    """True for numbers and text that JSON holds exactly."""
+    if type(x) is int:
+        return abs(x) < _MIN_HEX_INTEGER
+    if type(x) is float:
+        return isfinite(x)
+    return type(x) is bool or (type(x) is str and _is_unicode(x))
 
 
 def _is_unicode(text: str) -> bool:
@@ -276,5 +303,5 @@ def _is_unicode(text: str) -> bool:
     return not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
-def _text(data: bytes) -> str:
+def _text(data: bytes | bytearray) -> str:
     return b64encode(data).decode("ascii")

@@ -28,7 +28,6 @@ from thalweg.observe.step_totals import summary_text
 from thalweg.training.backward_hooks import AfterBackward, after_gradient
 from thalweg.training.factory import trainable
 from thalweg.training.lifecycle import RankSession
-from thalweg.training.rendezvous import MembershipChange
 
 log = logging.getLogger("thalweg")
 FORWARD_PHASE, BACKWARD_PHASE = "forward", "backward"
@@ -53,7 +52,6 @@ class StepTimer:
         self._session = session
         self._plan, self._members = session.plan, session.world.members
         self._end: AfterBackward | None = None
-        self._step = session.step
         world = session.world
         self.monitor = Monitor(
             world,
@@ -64,7 +62,7 @@ class StepTimer:
             thalweg.__version__,
         )
         self._hooks = [after_gradient(p, self._gradient) for p in trainable(session.model).values()]
-        self._begin(monotonic())
+        self.begin(session.step)
 
     def follow(self) -> None:
         """Follow a change of the plan or the members."""
@@ -74,12 +72,8 @@ class StepTimer:
             self.monitor.note("plan", session.step, str(session.plan))
             self.monitor.begin(session.world, str(session.plan))
 
-    def note_incident(self, change: MembershipChange) -> None:
-        self.monitor.note("incident", change.step, change.reason)
-
     def summary(self) -> str:
-        monitor = self.monitor
-        cluster = self._session.everybody.cluster
+        monitor, cluster = self.monitor, self._session.everybody.cluster
         return summary_text(cluster, monitor.step_totals, monitor.changes)
 
     def log_summary(self) -> None:
@@ -90,11 +84,13 @@ class StepTimer:
         if self.monitor.is_first and len(self._members) > 1:
             log.info("%s", self.summary())
 
-    def _begin(self, now: float) -> None:
-        self._began = now
+    def begin(self, step: int, now: float | None = None) -> None:
+        """Begin this step; an interrupted step before it isn't recorded."""
+        self._step = step
+        self._began = monotonic() if now is None else now
         self._blocked_seconds = 0.0
         self._first = self._last = self._averaged = self._optimized = 0.0
-        self.monitor.activity.enter_phase(FORWARD_PHASE, self._step)
+        self.monitor.activity.enter_phase(FORWARD_PHASE, step)
 
     @contextmanager
     def blocked_between_steps(self, what: str = SAFE_POINT_PHASE) -> Iterator[None]:
@@ -154,11 +150,6 @@ class StepTimer:
             )
         self.begin(step + 1, now)
         self.blocked += monotonic() - now
-
-    def begin(self, step: int, now: float | None = None) -> None:
-        """Begin this step; an interrupted step before it isn't recorded."""
-        self._step = step
-        self._begin(monotonic() if now is None else now)
 
     def close(self) -> None:
         for hook in self._hooks:

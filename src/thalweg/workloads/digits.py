@@ -21,7 +21,11 @@ HIDDEN = 512
 
 
 def make(name: str) -> Job:
-    images, labels = _shuffled()
+    datasets = import_module("sklearn.datasets")  # slow to import
+    pixels, classes = datasets.load_digits(return_X_y=True)
+    order = torch.randperm(len(classes), generator=torch.Generator().manual_seed(DATA_SEED))
+    images = torch.from_numpy(pixels).float()[order]
+    labels = torch.from_numpy(classes).long()[order]
     training = round(len(images) * (1 - DIGITS_HELD_OUT_FRACTION))
     images = (images - images[:training].mean()) / images[:training].std()
     return Job(
@@ -37,8 +41,7 @@ def make(name: str) -> Job:
 
 
 def _mlp() -> nn.Module:
-    widths = (64, HIDDEN, HIDDEN, HIDDEN)
-    hidden = [(_linear(*pair), nn.ReLU()) for pair in pairwise(widths)]
+    hidden = [(_linear(*pair), nn.ReLU()) for pair in pairwise((64, HIDDEN, HIDDEN, HIDDEN))]
     return nn.Sequential(*chain.from_iterable(hidden), _linear(HIDDEN, 10))
 
 
@@ -51,13 +54,6 @@ def _linear(inputs: int, outputs: int) -> nn.Linear:
     nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
     nn.init.zeros_(layer.bias)
     return layer
-
-
-def _shuffled() -> tuple[torch.Tensor, torch.Tensor]:
-    datasets = import_module("sklearn.datasets")  # slow to import
-    pixels, labels = datasets.load_digits(return_X_y=True)
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(DATA_SEED))
-    return torch.from_numpy(pixels).float()[order], torch.from_numpy(labels).long()[order]
 
 
 JOB = JobKind(

@@ -98,19 +98,20 @@ def cross_entropies(model: nn.Module, batch: Batch) -> torch.Tensor:
 
 def accuracy(held_out: Batch) -> Callable[[nn.Module], float]:
     """An evaluation: the fraction of samples whose label gets the highest score."""
-    inputs, labels = held_out
 
-    def evaluate(model: nn.Module) -> float:
-        with evaluating(model):
-            right: torch.Tensor = model(inputs).argmax(dim=-1) == labels
-        return right.double().mean().item()
+    def is_right(model: nn.Module, batch: Batch) -> torch.Tensor:
+        inputs, labels = batch
+        right: torch.Tensor = model(inputs).argmax(dim=-1) == labels
+        return right
 
-    return evaluate
+    return mean_loss(is_right, held_out)
 
 
 def mean_loss(
     losses: Callable[[nn.Module, Batch], torch.Tensor], held_out: Batch
 ) -> Callable[[nn.Module], float]:
+    """An evaluation: the mean of these losses, or other values of each sample."""
+
     def evaluate(model: nn.Module) -> float:
         with evaluating(model):
             return losses(model, held_out).double().mean().item()

@@ -108,18 +108,9 @@ def _called(path: Path, call: Callable[[], _T]) -> _T:
     except ThalwegError:
         raise
     except (Exception, SystemExit) as error:
-        raise WorkloadError(
-            f"{_place(path, error)} raised {_one_line(error)}", "correct the file"
-        ) from error
-
-
-def _place(path: Path, error: BaseException) -> str:
-    """The file, and the line of it that raised."""
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if Path(frame.filename) == path]
-    return f"{path}, line {lines[-1]}," if lines else f"{path}"
-
-
-def _one_line(error: BaseException) -> str:
-    message = " ".join(str(error).split())
-    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if Path(frame.filename) == path]
+        place = f"{path}, line {lines[-1]}," if lines else f"{path}"
+        kind, message = type(error).__name__, " ".join(str(error).split())
+        reason = f"{kind}: {message}" if message else kind
+        raise WorkloadError(f"{place} raised {reason}", "correct the file") from error

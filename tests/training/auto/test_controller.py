@@ -163,7 +163,7 @@ def _advised(sync: str, seconds: float) -> RankedPlan:
     )
 
 
-def findings(calibrator: RunCalibrator) -> RunSituation:
+def situation_of(calibrator: RunCalibrator) -> RunSituation:
     workload = Workload.of_size(parse_plan("ring").settings.bucket)
     return RunSituation(cluster=Cluster.flat(SIZE), machine=Machine(), workload=workload)
 
@@ -174,7 +174,7 @@ MEASURES = RunCalibrator.calibrate
 @pytest.fixture(autouse=True)
 def unmeasured() -> Iterator[None]:
     """Nothing is measured, but where a test wants it."""
-    with patch.object(RunCalibrator, "calibrate", findings):
+    with patch.object(RunCalibrator, "calibrate", situation_of):
         yield
 
 
@@ -190,9 +190,10 @@ def test_all_take_up_the_best_at_the_same_step() -> None:
     [[step, sync, predicted, measured, reason]] = one_value(results, "choices")
     assert (step, sync, predicted, reason) == (FIRST, "tree", 5.0, "tree it is")
     assert measured > 0
-    told = [line for line in results[0]["said"] if line.startswith("tree: predicted 5 s (4.5 s to")]
-    assert len(told) == 1
-    assert "measured" in told[0]
+    said = results[0]["said"]
+    lines = [line for line in said if line.startswith("tree: predicted 5 s (4.5 s to")]
+    assert len(lines) == 1
+    assert "measured" in lines[0]
     assert not results[1]["said"]
 
 
@@ -284,8 +285,8 @@ def test_measurements_that_make_no_sense_do_not_end_it_either() -> None:
     ):
         results = on_ranks(2, trained)
     assert set(one_value(results, "plans")) == {"ring"}
-    told = "what was measured can't be fitted (ZeroDivisionError: by nothing)"
-    assert f"no advice, ring stays: {told}" in results[0]["said"]
+    lines = "what was measured can't be fitted (ZeroDivisionError: by nothing)"
+    assert f"no advice, ring stays: {lines}" in results[0]["said"]
     assert same_bits(results)
 
 
@@ -305,10 +306,10 @@ def test_what_was_not_seen_is_assumed_aloud() -> None:
     ):
         results = on_ranks(2, trained)
     assert results[0]["assumed"] == ["all hosts in one rack", "computing takes no time"]
-    told = [
+    lines = [
         line for line in results[0]["said"] if line.startswith("no cluster file: assuming one rack")
     ]
-    assert len(told) == 1
+    assert len(lines) == 1
     assert one_value(results, "plans")[-1] == "tree"
 
 
@@ -340,13 +341,13 @@ def test_who_is_started_again_comes_back_and_all_choose_anew() -> None:
 
 @pytest.mark.slow
 def test_a_rank_that_fails_meanwhile_ends_it_for_all() -> None:
-    def survey(calibrator: RunCalibrator) -> RunSituation:
+    def fails_on_one(calibrator: RunCalibrator) -> RunSituation:
         if os.environ["RANK"] == "2":
             raise RunError("no ruler here", "buy one")
-        return findings(calibrator)
+        return situation_of(calibrator)
 
     with (
-        patch.object(RunCalibrator, "calibrate", survey),
+        patch.object(RunCalibrator, "calibrate", fails_on_one),
         advice([("tree", 5.0), ("ring", SLOW)]),
         pytest.raises(WorkerFailed, match="rank 2: no ruler here; buy one"),
     ):

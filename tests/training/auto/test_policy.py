@@ -24,7 +24,7 @@ from thalweg.training.auto.policy import (
 START = AutoState(sync="ring", since=0, due=8, awaits_advice=True)
 
 
-def prospect(sync: str, seconds: float, steps: float = 1.0) -> CandidatePlan:
+def candidate_plan(sync: str, seconds: float, steps: float = 1.0) -> CandidatePlan:
     return CandidatePlan(
         sync=sync, seconds=seconds, low=0.95 * seconds, high=1.05 * seconds, steps=steps
     )
@@ -32,7 +32,7 @@ def prospect(sync: str, seconds: float, steps: float = 1.0) -> CandidatePlan:
 
 def ranking(**seconds: float) -> list[CandidatePlan]:
     return sorted(
-        (prospect(k, v) for k, v in seconds.items()), key=lambda candidate: candidate.cost
+        (candidate_plan(k, v) for k, v in seconds.items()), key=lambda candidate: candidate.cost
     )
 
 
@@ -55,8 +55,8 @@ def test_what_is_as_good_stays() -> None:
 
 
 def test_steps_that_a_lossy_plan_needs_more_count() -> None:
-    lossy = prospect("ring+topk", 0.97, steps=1.03)
-    assert on_advice(START, 8, [lossy, prospect("ring", 1.0)], 1.0).sync == "ring"
+    lossy = candidate_plan("ring+topk", 0.97, steps=1.03)
+    assert on_advice(START, 8, [lossy, candidate_plan("ring", 1.0)], 1.0).sync == "ring"
 
 
 def test_a_plan_that_takes_longer_than_another_was_predicted_to_is_left() -> None:
@@ -72,8 +72,13 @@ def test_a_plan_that_takes_longer_than_another_was_predicted_to_is_left() -> Non
 
 
 def test_the_same_in_other_buckets_is_no_other() -> None:
-    best, same = prospect("tree", 0.5), prospect("tree @ bucket=1MB", 0.51)
-    state = on_advice(START, 8, [best, same, prospect("ps", 0.55), prospect("ring", 1.0)], 1.0)
+    ranking = [
+        candidate_plan("tree", 0.5),
+        candidate_plan("tree @ bucket=1MB", 0.51),
+        candidate_plan("ps", 0.55),
+        candidate_plan("ring", 1.0),
+    ]
+    state = on_advice(START, 8, ranking, 1.0)
     assert on_measured(state, 16, 0.7).sync == "ps"
 
 
@@ -166,10 +171,10 @@ def test_what_is_usual() -> None:
 )
 def test_drift(factor: float, drifts: bool) -> None:
     drift = StepTimeDrift(1.0)
-    told = [drift.add(factor) for _ in range(40)]
-    assert any(told) is drifts
+    results = [drift.add(factor) for _ in range(40)]
+    assert any(results) is drifts
     if drifts:
-        assert told.index(True) == 8 + 8 - 2  # eight steps to look at, eight times in a row
+        assert results.index(True) == 8 + 8 - 2  # eight steps to look at, eight times in a row
         assert drift.now == factor
 
 

@@ -22,10 +22,8 @@ from typing import Any
 import torch
 
 from thalweg.catalog import default_catalog, parse_plan
-from thalweg.engine.collectives import Collectives
 from thalweg.errors import NotFitted, PlanError, RunError
 from thalweg.facts import Cluster
-from thalweg.members.world import World
 from thalweg.plan import Plan
 from thalweg.predict import Advice, Estimate, RankedPlan, advise, predict
 from thalweg.predict.extra_steps import ExtraSteps
@@ -46,7 +44,7 @@ from thalweg.training.auto.policy import (
 )
 from thalweg.training.auto.request import allowed, plan_at_first, with_settings
 from thalweg.training.compression_overlap import OVERLAP_TRIAL_STEPS, OVERLAP_WARMUP_STEPS
-from thalweg.training.factory import PlanContext
+from thalweg.training.lifecycle import RankSession
 
 ADVICE_CHANGE = "advice"  # in the agreement
 PROFILED_STEPS = 8  # before the first advice
@@ -59,16 +57,6 @@ MIN_WAITED_STEP_FRACTION = 0.05  # a shorter straggler wait isn't worth more ste
 MAX_TIMED_CYCLE_STEPS = 16  # of a longer cycle a part is timed
 MAX_RANKED_PLANS = 12  # that are published to all ranks
 log = logging.getLogger("thalweg")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanControls:
-    """The run's operations for `auto`. `refuse` raises if a plan can't run here."""
-
-    plan: Callable[[], Plan]
-    switch_plan: Callable[[Plan], None]
-    refuse: Callable[[Plan], None]
-    calibrator: RunCalibrator
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +74,10 @@ class PlanRanker:
     def refuse(self, candidate: Plan) -> None:
         """Raise PlanError if the plan can't run with the requested settings."""
         plan = with_settings(candidate, self.requested)
-        _refuse_own_pace(plan)
+        if plan.cadence.staleness is not None:
+            raise PlanError(
+                f"{plan} has no step common to all ranks, at which to measure", "name the plan"
+            )
         self.refuse_here(plan)
         if default_catalog().is_native(plan) and not self.situation.native:
             raise PlanError(f"the backend of {plan} can't be measured here", "name the plan")
@@ -153,33 +144,23 @@ def warmup_steps_of(plan: Plan, step: int) -> int:
     return max(0, warm_up(plan) - step) + OVERLAP_WARMUP_STEPS + 2 * OVERLAP_TRIAL_STEPS
 
 
-def _refuse_own_pace(plan: Plan) -> None:
-    if plan.cadence.staleness is not None:
-        raise PlanError(
-            f"{plan} has no step common to all ranks, at which to measure", "name the plan"
-        )
-
-
 class AutoController:
-    """Runs `auto` on one rank. `step` is the first step."""
+    """Runs `auto` on one rank. `refuse` raises if a plan can't run here."""
 
     def __init__(
-        self,
-        plan: Plan,
-        context: PlanContext,
-        collectives: Collectives,
-        controls: PlanControls,
-        step: int,
+        self, requested: Plan, session: RankSession, refuse: Callable[[Plan], None]
     ) -> None:
         self.advice: Advice | None = None  # on the advisor
         self.choices: list[PlanChoice] = []
-        self._requested = plan
-        self._context = context
-        self._collectives = collectives
-        self._controls = controls
-        first = str(controls.plan())
+        self._requested = requested
+        self._session = session
+        self._refuse = refuse
+        self._calibrator = RunCalibrator(session, allowed(requested))
         self._state = AutoState(
-            sync=first, since=step, due=step + PROFILED_STEPS, awaits_advice=True
+            sync=str(session.plan),
+            since=session.step,
+            due=session.step + PROFILED_STEPS,
+            awaits_advice=True,
         )
         self._entries = 0
         self._seconds: list[float] = []  # the step times since the last change
@@ -188,7 +169,7 @@ class AutoController:
         self._proposed = False
         self._now: float | None = None  # the step time, if it has drifted
         self._began: float | None = None
-        controls.calibrator.start_profile()
+        self._calibrator.start_profile()
 
     def at_safe_point(self, step: int, drifted_to: float | None) -> None:
         """Apply what is due here. If all ranks have agreed to request advice again, `drifted_to` is
@@ -222,51 +203,44 @@ class AutoController:
 
     def close(self) -> None:
         """Remove all hooks from the model."""
-        self._controls.calibrator.close()
-
-    @property
-    def _world(self) -> World:
-        return self._context.world
-
-    @property
-    def _leader(self) -> int:
-        """The rank that the current plan can't do without."""
-        return self._context.checkpoint_writer(self._controls.plan())
+        self._calibrator.close()
 
     def _request_again(self, step: int, seconds: float) -> None:
         """Request advice. A plan that waits for no rank has no common step to measure at, so it is
         left first. Compute time is profiled again where a profile is possible."""
-        plan = self._controls.plan()
+        plan = self._session.plan
         if waits_for_nobody(plan):
             plan = plan_at_first(self._requested)
         due = step
         if profiles_compute_alone(plan):
             due += PROFILED_STEPS
-            self._controls.calibrator.start_profile()
+            self._calibrator.start_profile()
         self._state = request_advice(self._state, step, str(plan), due)
         self._follow()
         self._now = seconds
 
     def _propose(self, step: int, seconds: float) -> None:
+        session = self._session
         rested = step >= self._state.cooldown_until and not self._proposed
-        if rested and self._world.rank == self._leader and self._all_are_present(step):
+        if rested and session.is_checkpoint_writer and self._all_are_present(step):
             self._proposed = True
-            self._context.agreement.propose(ADVICE_CHANGE, seconds)
+            session.agreement.propose(ADVICE_CHANGE, seconds)
 
     def _all_are_present(self, step: int) -> bool:
         """True if no rank is absent. Under a code a rank may be, and another plan would wait for
         it."""
-        if not waits_for_nobody(self._controls.plan()):
+        world = self._session.world
+        if not waits_for_nobody(self._session.plan):
             return True
-        keys = [_heartbeat_key(rank) for rank in range(self._world.size)]
-        published = self._world.store_client.call(
+        keys = [_heartbeat_key(rank) for rank in range(world.size)]
+        published = world.store_client.call(
             lambda store: store.multi_get(keys) if store.check(keys) else None
         )
         return published is not None and min(map(int, published)) >= step - HEARTBEAT_TIMEOUT_STEPS
 
     def _publish_heartbeat(self, step: int) -> None:
-        if waits_for_nobody(self._controls.plan()):
-            self._world.put(_heartbeat_key(self._world.rank), str(step))
+        if waits_for_nobody(self._session.plan):
+            self._session.world.put(_heartbeat_key(self._session.rank), str(step))
 
     # The log
 
@@ -286,16 +260,16 @@ class AutoController:
     def _make_entry(self, key: str, step: int) -> None:
         """Write the log entry, on the rank that has to; the others take part where all wait for
         all."""
-        author = self._world.rank == (ADVISOR_RANK if self._state.awaits_advice else self._leader)
+        session, author = self._session, self._session.is_checkpoint_writer
         entry: dict[str, Any] = {}
         if self._state.awaits_advice:
-            now = self._measured() if self._now is None else self._now
-            entry = self._advice(step, now)
-        elif author or not waits_for_nobody(self._controls.plan()):
+            author = session.rank == ADVISOR_RANK
+            entry = self._advice(step, self._measured() if self._now is None else self._now)
+        elif author or not waits_for_nobody(session.plan):
             entry = {"step": step, "seconds": self._measured()}
             entry["may_leave"] = author and self._all_are_present(step)
         if author:
-            self._world.put(key, json.dumps(entry))
+            session.world.put(key, json.dumps(entry))
 
     def _measured(self) -> float:
         """The step time of the current plan: the mean over all ranks, or the leader's own if no
@@ -308,16 +282,16 @@ class AutoController:
         self._median_seconds[self._state.sync] = median_step_seconds(timed, cycle)
         late = candidate is not None and candidate.late
         seconds = torch.tensor([fmean(timed) if late else median_step_seconds(timed, cycle)])
-        if not waits_for_nobody(self._controls.plan()):
-            self._collectives.all_reduce_mean([seconds])
+        if not waits_for_nobody(self._session.plan):
+            self._session.collectives.all_reduce_mean([seconds])
         return float(seconds)
 
     def _read(self, key: str) -> dict[str, Any]:
-        found = self._world.wait_for(key, self._context.engine.timeout, self._context.abort_flag)
+        session, timeout = self._session, self._session.engine.timeout
+        found = session.world.wait_for(key, timeout, session.abort_flag)
         if found is None:
             raise RunError(
-                f"rank {self._world.rank} timed out waiting for the choice of a plan "
-                f"({self._context.engine.timeout:g} s)",
+                f"rank {session.rank} timed out waiting for the choice of a plan ({timeout:g} s)",
                 "look at the output of rank 0, or allow more with timeout=",
             )
         entry: dict[str, Any] = json.loads(found)
@@ -328,8 +302,8 @@ class AutoController:
         self._seconds = []
         self._now = None
         self._proposed = False
-        if str(self._controls.plan()) != self._state.sync:
-            self._controls.switch_plan(parse_plan(self._state.sync))
+        if str(self._session.plan) != self._state.sync:
+            self._session.switch_plan(parse_plan(self._state.sync))
         self._drift = None
         candidate = self._state.candidate
         if self._state.due is None and self._state.sync in self._median_seconds:
@@ -338,7 +312,7 @@ class AutoController:
 
     def _note(self, before: AutoState, entry: Mapping[str, Any]) -> None:
         """Record and log the choice."""
-        logs = self._world.rank == 0
+        logs = self._session.rank == 0
         if "seconds" in entry and self.choices:
             self.choices[-1] = replace(self.choices[-1], measured=entry["seconds"])
             if logs:
@@ -362,10 +336,10 @@ class AutoController:
         """The advisor's entry, after all ranks have measured. Implausible measurements or a failing
         advisor don't end the training; an unreachable rank does."""
         try:
-            situation = self._controls.calibrator.calibrate()
+            situation = self._calibrator.calibrate()
         except NotFitted as error:
             return {"step": step, "problem": error.problem}
-        if self._world.rank != ADVISOR_RANK:
+        if self._session.rank != ADVISOR_RANK:
             return {}
         try:
             ranking = self._ranking(situation, step)
@@ -374,8 +348,8 @@ class AutoController:
         return {"step": step, "now": now, "ranking": [asdict(candidate) for candidate in ranking]}
 
     def _ranking(self, situation: RunSituation, step: int) -> list[CandidatePlan]:
-        group, has_data = self._context.group, self._context.data_position.rank_loader is not None
-        ranker = PlanRanker(situation, group, self._requested, step, self._controls.refuse)
+        group, has_data = self._session.group, self._session.data_position.rank_loader is not None
+        ranker = PlanRanker(situation, group, self._requested, step, self._refuse)
         self.advice = advise(
             situation.cluster,
             situation.workload,
@@ -388,8 +362,7 @@ class AutoController:
         )
         if not has_data:
             log.info("coded plans are not ranked: they need data= and batch= in attach()")
-        before = parse_plan(self._state.came_from or self._state.sync)
-        return ranker.ranking(self.advice, before)
+        return ranker.ranking(self.advice, parse_plan(self._state.came_from or self._state.sync))
 
 
 def _folded(state: AutoState, entry: Mapping[str, Any]) -> AutoState:
@@ -397,8 +370,9 @@ def _folded(state: AutoState, entry: Mapping[str, Any]) -> AutoState:
     if "problem" in entry:
         return on_no_advice(state, step, entry["problem"])
     if "ranking" in entry:
-        ranking = [CandidatePlan(**one) for one in entry["ranking"]]
-        return on_advice(state, step, ranking, entry["now"])
+        return on_advice(
+            state, step, [CandidatePlan(**one) for one in entry["ranking"]], entry["now"]
+        )
     return on_measured(state, step, entry["seconds"], may_leave=entry["may_leave"])
 
 

@@ -7,21 +7,16 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-import torch
-from torch import nn
-
 from thalweg.catalog import default_catalog
 from thalweg.declarations import Promise
-from thalweg.engine.collectives import Collectives
 from thalweg.facts import Cluster, CodecCost, Costs, Machine, StragglerDelay, Workload
 from thalweg.launch.rank_assignment import ONE_RACK_ASSUMPTION
-from thalweg.plan import Choice, Plan
+from thalweg.plan import Plan
 from thalweg.predict.candidates import candidates
 from thalweg.probing.calibration import calibrate
 from thalweg.redundancy import waits_for_nobody
-from thalweg.schedules import Group
 from thalweg.training.auto.profile import Profile, ProfileResult, merged
-from thalweg.training.factory import PlanContext
+from thalweg.training.lifecycle import RankSession
 
 RUN_WORKLOAD_NAME = "this model"
 NO_COMPUTE_ASSUMPTION = "computing takes no time"
@@ -41,28 +36,22 @@ class RunSituation:
 class RunCalibrator:
     """The calibration of one run. Compressors are timed once, and only if they are allowed."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        context: PlanContext,
-        allow: Promise,
-    ) -> None:
-        self._model = model
-        self._optimizer = optimizer
-        self._context = context
-        self._codecs = compressors(context.group, allow)
+    def __init__(self, session: RankSession, allow: Promise) -> None:
+        self._session = session
+        plans = candidates(session.group, allow, default_catalog()).plans
+        precisions = [plan.precision for plan in plans if plan.precision is not None]
+        self._codecs = list(dict.fromkeys(precisions))
         self._costs: Mapping[str, CodecCost] = {}
         self._profile: Profile | None = None
         self._profiled: ProfileResult | None = None
         self._calibrations = 0
         # After a failed connection Gloo isn't tried again.
-        self._native = not context.world.security.encrypted
+        self._native = not session.world.security.encrypted
 
     def start_profile(self) -> None:
         """Profile the compute time of steps from this one to the next calibration."""
         self.close()
-        self._profile = Profile(self._model, self._optimizer)
+        self._profile = Profile(self._session.model, self._session.optimizer)
 
     def close(self) -> None:
         if self._profile is not None:
@@ -71,75 +60,63 @@ class RunCalibrator:
 
     def calibrate(self) -> RunSituation:
         """Measure at a safe point of all ranks; the result is equal on all of them."""
-        context = self._context
+        session = self._session
         if self._profile is not None:
             self._profiled = self._merged(self._profile)
             self.close()
         assert self._profiled is not None
-        self._log_assumptions()
+        one_rack = ONE_RACK_ASSUMPTION in session.group.cluster.assumed  # nothing measures this
+        if one_rack and not self._calibrations and session.rank == 0:
+            log.info("no cluster file: assuming one rack; `thalweg probe` finds racks")
         number, self._calibrations = self._calibrations, self._calibrations + 1
         found = calibrate(
-            context.world,
-            context.abort_flag,
-            context.engine,
-            context.group.cluster,
+            session.world,
+            session.abort_flag,
+            session.engine,
+            session.group.cluster,
             tensors=self._profiled.workload.tensors,
             codecs=() if self._costs else self._codecs,
             native=self._native,
             name=f"calibration/{number}",
-            clock=context.clock,
+            clock=session.clock,
         )
         self._costs = {**self._costs, **found.machine.codecs}
         self._native = any(trial.kind == "native" for trial in found.trials)
-        optimizer = type(self._optimizer).__name__.lower()
+        optimizer = type(session.optimizer).__name__.lower()
         workload = replace(self._profiled.workload, trained_with=optimizer)
         assumed = found.machine.assumed
         if workload.costs == Costs():
             assumed = (*assumed, NO_COMPUTE_ASSUMPTION)
+        cluster = self._profiled.placed(found.cluster)
         return RunSituation(
-            cluster=replace(self._profiled.placed(found.cluster), assumed=self._assumed),
+            cluster=replace(cluster, assumed=(ONE_RACK_ASSUMPTION,) if one_rack else ()),
             machine=replace(found.machine, codecs=self._costs, assumed=assumed),
             workload=workload,
             native=self._native,
         )
 
-    @property
-    def _assumed(self) -> tuple[str, ...]:
-        """The assumption about the cluster that no measurement replaces."""
-        return (
-            (ONE_RACK_ASSUMPTION,)
-            if ONE_RACK_ASSUMPTION in self._context.group.cluster.assumed
-            else ()
-        )
-
-    def _log_assumptions(self) -> None:
-        if self._assumed and not self._calibrations and self._context.world.rank == 0:
-            log.info("no cluster file: assuming one rack; `thalweg probe` finds racks")
-
     def _merged(self, profile: Profile) -> ProfileResult:
-        context = self._context
-        everybody = Group.everybody(context.group.cluster)
-        collectives = Collectives(everybody, context.engine, context.clock)
+        collectives = self._session.collectives
         # A rank may have had no gradients.
         steps = int(collectives.all_gather([len(profile)]).min())
         seconds = profile.seconds()
         figures = len(seconds) // max(1, len(profile))
         table = collectives.all_gather(seconds[len(seconds) - steps * figures :])
         if not steps:
-            workload = Workload(name=RUN_WORKLOAD_NAME, tensors=profile.tensors)
-            no_delays = (StragglerDelay(),) * context.group.size
-            return ProfileResult(workload=workload, straggler_delays=no_delays, spread=0.0)
+            return ProfileResult(
+                workload=Workload(name=RUN_WORKLOAD_NAME, tensors=profile.tensors),
+                straggler_delays=(StragglerDelay(),) * self._session.group.size,
+                spread=0.0,
+            )
         return merged(RUN_WORKLOAD_NAME, profile.tensors, table)
 
 
 def profiles_compute_alone(plan: Plan) -> bool:
     """True if a profile of the plan's steps contains computing alone: not if a step ends with
     averaging, torch's own path sends, or a compressor runs during backward."""
-    shared = plan.averages_parameters or plan.precision is not None
-    return not (shared or waits_for_nobody(plan) or default_catalog().is_native(plan))
-
-
-def compressors(group: Group, allow: Promise) -> list[Choice]:
-    """The compressors of the candidate plans."""
-    plans = candidates(group, allow, default_catalog()).plans
-    return list(dict.fromkeys(plan.precision for plan in plans if plan.precision is not None))
+    return not (
+        plan.averages_parameters
+        or plan.precision is not None
+        or waits_for_nobody(plan)
+        or default_catalog().is_native(plan)
+    )

@@ -152,9 +152,12 @@ def on_advice(
 
 def on_no_advice(state: AutoState, step: int, problem: str) -> AutoState:
     """Stay with the plan, as there was no advice."""
-    before = state.came_from or state.sync
     state = replace(
-        state, sync=before, awaits_advice=False, advices=state.advices + 1, reason=problem
+        state,
+        sync=state.came_from or state.sync,
+        awaits_advice=False,
+        advices=state.advices + 1,
+        reason=problem,
     )
     return _rest(state, step)
 
@@ -197,8 +200,13 @@ def _name(sync: str) -> str:
 
 
 def _try(state: AutoState, step: int, candidate: CandidatePlan, reason: str) -> AutoState:
-    due = step + candidate.settling + candidate.timed
-    return replace(state, sync=candidate.sync, since=step, due=due, reason=reason)
+    return replace(
+        state,
+        sync=candidate.sync,
+        since=step,
+        due=step + candidate.settling + candidate.timed,
+        reason=reason,
+    )
 
 
 def _rest(state: AutoState, step: int) -> AutoState:

@@ -20,7 +20,7 @@ from functools import partial
 from math import sqrt
 from statistics import fmean
 from time import perf_counter
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -64,12 +64,6 @@ class Profile:
             optimizer.register_step_pre_hook(Hook(lambda *_: self._optimizes())),
             optimizer.register_step_post_hook(Hook(lambda *_: self._ends())),
         ]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         for hook in self._hooks:
@@ -130,8 +124,7 @@ class ProfileResult:
         probability of its ranks."""
 
         def seen(host: Host) -> Host:
-            delays = [self.straggler_delays[rank] for rank in host.ranks]
-            return replace(host, late=_pooled(delays))
+            return replace(host, late=_pooled([self.straggler_delays[r] for r in host.ranks]))
 
         racks = (
             replace(rack, hosts=tuple(seen(host) for host in rack.hosts)) for rack in cluster.racks
@@ -162,10 +155,11 @@ def merged(name: str, tensors: Sequence[Tensor], table: Seconds) -> ProfileResul
             forward=Duration(forward), backward=Duration(backward), optimizer=Duration(optimizer)
         ),
     )
-    limit = max(STRAGGLER_DEVIATIONS * deviation, STRAGGLER_STEP_FRACTION * usual)
     return ProfileResult(
         workload=workload,
-        straggler_delays=straggler_delays(excess, limit),
+        straggler_delays=straggler_delays(
+            excess, limit=max(STRAGGLER_DEVIATIONS * deviation, STRAGGLER_STEP_FRACTION * usual)
+        ),
         spread=deviation / usual if usual else 0.0,
     )
 

@@ -47,6 +47,11 @@ class DataPosition:
         """True if the current batch belongs to the step; False if its step is over."""
         return self.batch_slice is None or self.batch_slice.counts
 
+    @property
+    def sampling(self) -> dict[str, int]:
+        """The settings that the position depends on; none with the script's own loader."""
+        return {} if self.rank_loader is None else self.rank_loader.sampling
+
     def mean(self, losses: torch.Tensor) -> torch.Tensor:
         """The mean loss, weighted by this rank's slice of the batch if gradients are computed."""
         if self.batch_slice is None or not torch.is_grad_enabled():

@@ -1,4 +1,4 @@
-"""What attach() tells of itself: one line at the start, one for each change, one for a refusal."""
+"""What attach() logs: one line at the start, one for each change, one for a refusal."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_run_tells_what_it_is_and_every_change_of_plan(tmp_path: Path) -> None
     assert f"train.py:{number}: UserWarning: batch norm" in done.stderr
 
 
-def test_a_refusal_is_told_once(tmp_path: Path) -> None:
+def test_a_refusal_is_logged_once(tmp_path: Path) -> None:
     done = run(tmp_path, "nonesuch")
     [line] = done.stderr.splitlines()
     assert line.startswith("thalweg: every rank: there is no plan 'nonesuch'")
@@ -60,7 +60,7 @@ def test_a_group_plan_without_groups_says_so(tmp_path: Path) -> None:
     assert "dssync has one group here" in run(tmp_path, "dssync").stderr
 
 
-def test_hosts_are_known_by_their_names_and_told_apart() -> None:
+def test_hosts_are_known_by_their_names_and_distinguished() -> None:
     published = ['["a", "m1", "n1"]', '["b", "m2", "n1"]', '["a", "m1", "n1"]', '["a", "m3", "n1"]']
     assert host_names(published) == ["a", "b", "a", "a-2"]
     cluster = Cluster.of_hosts(host_names(published))

@@ -15,7 +15,7 @@ from thalweg.training.auto.measurement import RunSituation
 from thalweg.training.auto.request import is_auto, plan_at_first, with_settings
 
 
-def foresight_of(situation: RunSituation) -> PlanRanker:
+def ranker_of(situation: RunSituation) -> PlanRanker:
     group = Group.everybody(situation.cluster)
     return PlanRanker(situation, group, parse_plan("auto"), 8, lambda plan: None)
 
@@ -30,7 +30,7 @@ def foresight_of(situation: RunSituation) -> PlanRanker:
         ("ring+powersgd(warmup=20)", 30, 2 + 2 * 3),
     ],
 )
-def test_steps_that_do_not_tell(sync: str, step: int, steps: int) -> None:
+def test_warm_up_steps(sync: str, step: int, steps: int) -> None:
     assert warmup_steps_of(parse_plan(sync), step) == steps
 
 
@@ -62,7 +62,7 @@ def test_a_plan_of_another_bucket_needs_as_many_steps(sync: str) -> None:
         verdict="",
         optimizer="adamw",
     )
-    [found] = foresight_of(situation).ranking(advice, plan)
+    [found] = ranker_of(situation).ranking(advice, plan)
     assert found.sync == sync
     assert found.steps == 1 + (more or 0)
 
@@ -73,7 +73,7 @@ def test_plans_whose_extra_steps_are_not_known_are_not_taken_up(optimizer: str) 
     situation = RunSituation(
         cluster=cluster, machine=Machine(), workload=Workload.of_size(Size.parse("4MB"))
     )
-    found = foresight_of(situation)
+    found = ranker_of(situation)
     advice = advise(cluster, situation.workload, allow=Promise.LOSSY, optimizer=optimizer)
     taken = [candidate.sync for candidate in found.ranking(advice, parse_plan("ring"))]
     assert any("+" in str(ranked.plan) for ranked in advice.ranking)
@@ -89,9 +89,9 @@ def test_a_backend_that_was_not_tried_is_not_chosen() -> None:
         workload=Workload.of_size(Size.parse("1MB")),
         native=False,
     )
-    foresight = foresight_of(situation)
-    advice = advise(cluster, situation.workload, situation.machine, refuse=foresight.refuse)
-    ranking = foresight.ranking(advice, parse_plan("ring"))
+    ranker = ranker_of(situation)
+    advice = advise(cluster, situation.workload, situation.machine, refuse=ranker.refuse)
+    ranking = ranker.ranking(advice, parse_plan("ring"))
     assert "ddp" not in [candidate.sync for candidate in ranking]
     assert advice.left_out["ddp"] == "the backend of ddp can't be measured here"
 
