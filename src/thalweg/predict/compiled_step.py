@@ -56,7 +56,7 @@ class StepChains:
         self.cycle = cycle(plan, group, catalog)
         self._group = group
         self._catalog = catalog
-        self._cost = codec_cost(plan.precision, machine)
+        self._cost, _ = codec_cost(plan.precision, machine)
         compressor = catalog.compressors[plan.precision.name] if plan.precision else None
         self._always_gathers = compressor is not None and not compressor.elementwise
         self._warm_up = warm_up(plan)
@@ -131,31 +131,19 @@ class StepChains:
         return cost.bucket.value + cost.encode.value * elements, decode * elements
 
 
-def assumed_of_codec(precision: Choice | None, machine: Machine) -> list[str]:
-    """The assumptions about a compressor's speed, in words."""
+def codec_cost(precision: Choice | None, machine: Machine) -> tuple[CodecCost, list[str]]:
+    """The codec cost measured for this choice, or for the same compressor with the most arguments
+    in common, and what is assumed about its speed, in words."""
     if precision is None:
-        return []
-    timed = _timed_like(precision, machine)
-    if timed is None:
-        return ["compressors without measurement: 1 ns per element for encode and decode each"]
-    if _arguments(timed) <= _arguments(str(precision)):
-        return []
-    return ["compressors are as fast as with the arguments that were measured"]
-
-
-def codec_cost(precision: Choice | None, machine: Machine) -> CodecCost:
-    """The codec cost measured for this choice, or for the same compressor with other arguments."""
-    if precision is None:
-        return CodecCost()
-    timed = _timed_like(precision, machine)
-    return ASSUMED_CODEC if timed is None else machine.codecs[timed]
-
-
-def _timed_like(precision: Choice, machine: Machine) -> str | None:
-    """The measured compressor of this name with the most arguments in common."""
+        return CodecCost(), []
     own = _arguments(str(precision))
     same = [text for text in machine.codecs if PlanText.parse(text).preset.name == precision.name]
-    return max(same, key=lambda text: len(own & _arguments(text)), default=None)
+    if not same:
+        assumed = "compressors without measurement: 1 ns per element for encode and decode each"
+        return ASSUMED_CODEC, [assumed]
+    timed = max(same, key=lambda text: len(own & _arguments(text)))
+    assumed = "compressors are as fast as with the arguments that were measured"
+    return machine.codecs[timed], [] if _arguments(timed) <= own else [assumed]
 
 
 def _arguments(text: str) -> set[tuple[str, str]]:

@@ -12,7 +12,7 @@ and the error of assumptions, each weighted by its part of the step.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import hypot
 
 import numpy as np
@@ -23,7 +23,7 @@ from thalweg.facts import Cluster, Machine, TransportCosts, Workload
 from thalweg.plan import Plan
 from thalweg.predict import straggler_recurrence as stragglers
 from thalweg.predict.closed_form.step import closed_form_breakdown
-from thalweg.predict.compiled_step import StepChains, assumed_of_codec, codec_cost
+from thalweg.predict.compiled_step import StepChains, codec_cost
 from thalweg.predict.estimate import Breakdown, Estimate
 from thalweg.predict.step_simulator import RankTimes, SimulatedSteps, simulate_steps
 from thalweg.redundancy import (
@@ -67,44 +67,33 @@ def predict(
     declared  the cluster that the run lays its schedules out for, if that isn't the measured one
     by_form   use the closed form, however small the cluster; PlanError if the plan has none
     """
-    given = prediction_input(plan, cluster, workload, machine, declared=declared, catalog=catalog)
+    given = PredictionInput(plan, cluster, workload, machine, declared=declared, catalog=catalog)
     return given.estimate(by_form)
 
 
-def prediction_input(
-    plan: Plan | str,
-    cluster: Cluster,
-    workload: Workload,
-    machine: Machine | None = None,
-    *,
-    declared: Cluster | None = None,
-    catalog: Catalog | None = None,
-) -> PredictionInput:
-    """The input of a prediction from the arguments of `predict`."""
-    catalog = catalog or default_catalog()
-    plan = parse_plan(plan, catalog) if isinstance(plan, str) else plan
-    if plan.topology.name == "auto":
-        raise PlanError("auto has no step time before it has chosen", "name a plan, or use advise")
-    return PredictionInput(
-        plan=plan,
-        group=Group.everybody(declared or cluster),
-        cluster=cluster,
-        workload=travelling(plan, workload),
-        machine=machine or FREE_MACHINE,
-        catalog=catalog,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionInput:
-    """A plan, and all that its step time depends on."""
+    """A plan, and all that its step time depends on, from the arguments of `predict`."""
 
-    plan: Plan
-    group: Group
-    cluster: Cluster
-    workload: Workload
-    machine: Machine
-    catalog: Catalog
+    def __init__(
+        self,
+        plan: Plan | str,
+        cluster: Cluster,
+        workload: Workload,
+        machine: Machine | None = None,
+        *,
+        declared: Cluster | None = None,
+        catalog: Catalog | None = None,
+    ) -> None:
+        self.catalog = catalog or default_catalog()
+        self.plan = parse_plan(plan, self.catalog) if isinstance(plan, str) else plan
+        if self.plan.topology.name == "auto":
+            raise PlanError(
+                "auto has no step time before it has chosen", "name a plan, or use advise"
+            )
+        self.group = Group.everybody(declared or cluster)
+        self.cluster = cluster
+        self.workload = travelling(self.plan, workload)
+        self.machine = machine or FREE_MACHINE
 
     @property
     def transport_costs(self) -> TransportCosts:
@@ -130,15 +119,11 @@ class PredictionInput:
     def estimate(self, by_form: bool = False) -> Estimate:
         """The result of `predict`."""
         parts, form = self.parts(by_form)
-        costs, codec = self.transport_costs, codec_cost(self.plan.precision, self.machine)
-        assumed = (
-            *self.cluster.assumed,
-            *self.machine.assumed,
-            *assumed_of_codec(self.plan.precision, self.machine),
-        )
-        by_simulation = form == BY_SIMULATION
+        costs = self.transport_costs
+        codec, assumed_of_codec = codec_cost(self.plan.precision, self.machine)
+        assumed = (*self.cluster.assumed, *self.machine.assumed, *assumed_of_codec)
         transfer_error = hypot(
-            SIMULATION_ERROR_FRACTION if by_simulation else CLOSED_FORM_ERROR_FRACTION,
+            SIMULATION_ERROR_FRACTION if form == BY_SIMULATION else CLOSED_FORM_ERROR_FRACTION,
             max(costs.byte.spread, *(share.spread for _, share in costs.crowding)),
             costs.slowdown_of(self.plan.topology.name).spread,
             ASSUMED_ERROR_FRACTION if assumed else 0.0,

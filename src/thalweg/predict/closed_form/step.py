@@ -60,7 +60,7 @@ def closed_form_breakdown(
     if plan.topology.name == "shuffle":  # one rank of each rack, concurrent with the others
         rest = replace(rack, N=x.G - 1, G=x.G - 1)
         scopes = [leaders, rest] if x.G > 1 else [leaders]
-    codec = codec_cost(plan.precision, machine)
+    codec, _ = codec_cost(plan.precision, machine)
     compressor = catalog.compressors[plan.precision.name] if plan.precision else None
     concurrent = [_ExchangeForms(scope, form, plan, compressor, codec) for scope in scopes]
     in_racks = _ExchangeForms(rack, form, plan, compressor, codec)

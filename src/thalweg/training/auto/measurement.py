@@ -141,5 +141,5 @@ def profiles_compute_alone(plan: Plan) -> bool:
 
 def compressors(group: Group, allow: Promise) -> list[Choice]:
     """The compressors of the candidate plans."""
-    plans = candidates(group, allow, default_catalog()).plans
+    plans, _ = candidates(group, allow, default_catalog())
     return list(dict.fromkeys(plan.precision for plan in plans if plan.precision is not None))
