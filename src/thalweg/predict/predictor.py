@@ -25,7 +25,12 @@ from thalweg.predict import straggler_recurrence as stragglers
 from thalweg.predict.closed_form.step import closed_form_breakdown
 from thalweg.predict.compiled_step import StepChains, codec_cost
 from thalweg.predict.estimate import Breakdown, Estimate
-from thalweg.predict.step_simulator import RankTimes, SimulatedSteps, simulate_steps
+from thalweg.predict.step_simulator import (
+    SIMULATED_WARMUP_STEPS,
+    RankTimes,
+    SimulatedSteps,
+    simulate_steps,
+)
 from thalweg.redundancy import (
     allocation_of,
     fastest,
@@ -39,7 +44,6 @@ from thalweg.steps import travelling
 
 MAX_SIMULATED_MESSAGES = 20_000  # per step
 MAX_SIMULATED_STEPS = 16  # of a long period
-SIMULATED_WARMUP_STEPS = 2
 DEVIATIONS_OF_80_PERCENT = 1.2816  # standard deviations to either side
 SIMULATION_ERROR_FRACTION = 0.05  # of communication, if all inputs are exact
 CLOSED_FORM_ERROR_FRACTION = 0.10  # of communication
@@ -169,9 +173,9 @@ class PredictionInput:
     ) -> SimulatedSteps:
         """The simulated steps. If the plan leaves open whether compression overlaps with backward,
         both are simulated and the faster counts, as in a run."""
-        steps = min(chains.cycle, MAX_SIMULATED_STEPS) + SIMULATED_WARMUP_STEPS
+        steps = min(chains.cycle, MAX_SIMULATED_STEPS)
         if chains.cycle > MAX_SIMULATED_STEPS and self.plan.cadence.every > 1:
-            steps = self.plan.cadence.every * 2 + SIMULATED_WARMUP_STEPS
+            steps = self.plan.cadence.every * 2
         overlap = self.plan.settings.overlap
         both = overlap is None and self.plan.precision is not None and chains.buckets > 1
         found = [
@@ -182,7 +186,6 @@ class PredictionInput:
                 self.machine,
                 self.workload.costs,
                 steps,
-                skipped=SIMULATED_WARMUP_STEPS,
                 serial=serial,
                 shares=shares,
             )
