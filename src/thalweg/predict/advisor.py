@@ -42,6 +42,10 @@ SWEPT_RATE_FACTORS = tuple(2.0**power for power in range(-4, 6))
 Progress = Callable[[int, int], None]
 
 
+def no_progress(done: int, total: int) -> None:
+    pass
+
+
 def advise(
     cluster: Cluster,
     workload: Workload,
@@ -55,7 +59,7 @@ def advise(
     refuse: Callable[[Plan], None] = lambda plan: None,
     sweep: bool = False,
     catalog: Catalog | None = None,
-    progress: Progress = lambda done, total: None,
+    progress: Progress = no_progress,
 ) -> Advice:
     """The ranking of all candidate plans, best first.
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
-from thalweg.schedules import Move, MoveKind, Order, Quorum, Schedule, order
+from thalweg.schedules import Move, MoveKind, Quorum, Schedule, order
 
 NO_SEND_TARGET = -1  # target of a move that isn't a send
 NO_RECEIVER = 1 << 62  # of a message without a receive
@@ -58,14 +58,11 @@ def compiled_ranks(schedule: Schedule) -> dict[int, CompiledRank]:
     return _cached(schedule) if small else _compiled(schedule)
 
 
-class _PairMessages:
+class _PairMessages(NamedTuple):
     """The messages from one rank to another: their spans, each as one number, and their moves."""
 
-    __slots__ = ("moves", "spans")
-
-    def __init__(self) -> None:
-        self.spans = _numbers()
-        self.moves = _numbers()
+    spans: Numbers
+    moves: Numbers
 
     def add(self, span: int, move: int) -> None:
         self.spans.append(span)
@@ -80,17 +77,21 @@ def _compiled(schedule: Schedule) -> dict[int, CompiledRank]:
     compiled: dict[int, CompiledRank] = {}
     sent: dict[int, _MessagesByPair] = {}
     received: dict[int, _MessagesByPair] = {}
-    patterns: dict[bytes, _Pattern] = {}
+    # Ranks that do the same with other chunks share what their moves free.
+    patterns: dict[bytes, tuple[Numbers, list[tuple[int, ...]], list[int]]] = {}
     for rank in schedule.ranks:
         moves = tuple(schedule.moves(rank))
         key = _pattern_key(moves)
         if key not in patterns:
-            patterns[key] = _Pattern(order(moves))
-        pattern = patterns[key]
+            steps = order(moves)
+            first = [index for index, waits in enumerate(steps.waits) if not waits]
+            waits = _numbers(max(waits, 1) for waits in steps.waits)
+            patterns[key] = waits, list(steps.frees), first
+        waits, frees, first = patterns[key]
         compiled[rank] = part = CompiledRank(
-            waits=pattern.waits[:],
-            frees=pattern.frees,
-            first=pattern.first,
+            waits=waits[:],
+            frees=frees,
+            first=first,
             targets=_numbers([NO_SEND_TARGET]) * len(moves),
             sizes=_numbers([0]) * len(moves),
             received_by=_numbers([NO_RECEIVER]) * len(moves),
@@ -106,15 +107,6 @@ def _compiled(schedule: Schedule) -> dict[int, CompiledRank]:
 
 
 _cached = lru_cache(maxsize=32)(_compiled)
-
-
-class _Pattern:
-    """The prerequisites of moves, shared by ranks that do the same with other chunks."""
-
-    def __init__(self, steps: Order) -> None:
-        self.waits = _numbers([max(waits, 1) for waits in steps.waits])
-        self.frees = list(steps.frees)
-        self.first = [index for index, waits in enumerate(steps.waits) if not waits]
 
 
 def _pattern_key(moves: Sequence[Move]) -> bytes:
@@ -137,11 +129,15 @@ def _numbers(values: Iterable[int] = ()) -> Numbers:
     return array("q", values)
 
 
+def _no_messages() -> _PairMessages:
+    return _PairMessages(_numbers(), _numbers())
+
+
 def _addressed(
     schedule: Schedule, rank: int, moves: Sequence[Move], part: CompiledRank
 ) -> tuple[_MessagesByPair, _MessagesByPair]:
     """The messages sent by target, and received by source."""
-    sent, received = _MessagesByPair(_PairMessages), _MessagesByPair(_PairMessages)
+    sent, received = _MessagesByPair(_no_messages), _MessagesByPair(_no_messages)
     offsets, itemsize, width = schedule.offsets, schedule.itemsize, len(schedule.sizes) + 1
     targets, sizes, waits = part.targets, part.sizes, part.waits
     for index, (kind, peer, start, stop, quorum) in enumerate(moves):

@@ -54,6 +54,7 @@ class StepChains:
     ) -> None:
         self.plan = plan
         self.cycle = cycle(plan, group, catalog)
+        self.ranks = group.ranks
         self._group = group
         self._catalog = catalog
         self._cost, _ = codec_cost(plan.precision, machine)
@@ -61,12 +62,8 @@ class StepChains:
         self._always_gathers = compressor is not None and not compressor.elementwise
         self._warm_up = warm_up(plan)
         self._workload = workload
-        self._buckets = _buckets(plan, workload, catalog)
+        self.buckets = _buckets(plan, workload, catalog)
         self._cached: dict[int, dict[int, tuple[Chain, ...]]] = {}
-
-    @property
-    def buckets(self) -> int:
-        return len(self._buckets)
 
     def at(self, step: int) -> dict[int, tuple[Chain, ...]]:
         """The chains of every rank in order of submission, after the compressor's warm-up."""
@@ -77,16 +74,12 @@ class StepChains:
             self._cached[phase] = {rank: tuple(self._chains(rounds, rank)) for rank in self.ranks}
         return self._cached[phase]
 
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        return self._group.ranks
-
     def _rounds(self, step: int) -> Iterator[Round]:
         """The rounds of the plan's buckets, or of the backend's own."""
         if not self._catalog.is_native(self.plan):
             yield from compile_rounds(self.plan, self._group, self._workload, step, self._catalog)
             return
-        for bucket in self._buckets:
+        for bucket in self.buckets:
             alone = replace(self._workload, tensors=tuple(reversed(bucket.tensors)))
             whole = replace(self.plan, settings=Settings(bucket=Size(alone.nbytes + 1)))
             for round_ in compile_rounds(whole, self._group, alone, step, self._catalog):
@@ -95,7 +88,7 @@ class StepChains:
     def _chains(self, rounds: Iterable[Round], rank: int) -> Iterator[Chain]:
         own = [r for r in rounds if rank in r.group.ranks]
         for index, of_bucket in groupby(own, key=lambda r: r.bucket):
-            bucket, chain = self._buckets[index], list(of_bucket)
+            bucket, chain = self.buckets[index], list(of_bucket)
             inside_racks = (RACK_SUM_PAYLOAD, RESULT_PAYLOAD)
             if any(r.codec is not None or r.payload.name in inside_racks for r in chain):
                 yield self._compressed(bucket, chain)

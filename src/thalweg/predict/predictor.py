@@ -177,7 +177,7 @@ class PredictionInput:
         if chains.cycle > MAX_SIMULATED_STEPS and self.plan.cadence.every > 1:
             steps = self.plan.cadence.every * 2
         overlap = self.plan.settings.overlap
-        both = overlap is None and self.plan.precision is not None and chains.buckets > 1
+        both = overlap is None and self.plan.precision is not None and len(chains.buckets) > 1
         found = [
             simulate_steps(
                 chains,
