@@ -156,7 +156,8 @@ class _Compiler:
         if self.plan.cadence.two_levels and len(group.racks) > 1:
             yield from self._two_levels(group, workload)
             return
-        if self.compresses and self._only_between(group):
+        between = self.plan.topology.arguments.get("compress") == COMPRESS_BETWEEN
+        if self.compresses and between and len(group.racks) > 1:
             yield from self._between_racks(group, workload)
             return
         averaging_groups = self._groups(group)
@@ -202,12 +203,6 @@ class _Compiler:
     @property
     def _all_synchronise(self) -> bool:
         return (self.step + 1) % self.plan.cadence.every == 0
-
-    def _only_between(self, group: Group) -> bool:
-        return (
-            self.plan.topology.arguments.get("compress") == COMPRESS_BETWEEN
-            and len(group.racks) > 1
-        )
 
     def _between_racks(self, group: Group, workload: Workload) -> Iterator[Round]:
         """The first rank of each rack reduces its rack's buckets, exchanges the sum with those of
@@ -266,22 +261,15 @@ class _Compiler:
         return self.built[key]
 
     def _schedules(self, group: Group, payload: Payload) -> list[Schedule]:
+        size = payload.elements, payload.itemsize
         if payload.exact or self.compressor is None or self.compressor.summable:
-            return [self._topology_schedule(group, payload)]
+            if is_coded(self.plan, self.catalog):
+                return [coded_tree(group, *size, allocation_of(self.plan, group, self.catalog))]
+            return [self.topology.build(group, *size, self.turn, **self.plan.topology.arguments)]
         shards = self.compressor.elementwise and not self.plan.averages_parameters
         if shards and _two_shot_seconds(group, payload) < _gather_seconds(group, payload):
-            return [
-                all_to_all(group, payload.elements, payload.itemsize),
-                all_gather(group, payload.elements, payload.itemsize),
-            ]
+            return [all_to_all(group, *size), all_gather(group, *size)]
         return [all_gather(group, payload.elements * group.size, payload.itemsize)]
-
-    def _topology_schedule(self, group: Group, payload: Payload) -> Schedule:
-        size = payload.elements, payload.itemsize
-        arguments = self.plan.topology.arguments
-        if is_coded(self.plan, self.catalog):
-            return coded_tree(group, *size, allocation_of(self.plan, group, self.catalog))
-        return self.topology.build(group, *size, self.turn, **arguments)
 
     def _round(
         self,

@@ -28,13 +28,6 @@ Numbers: TypeAlias = "array[int]"  # a large schedule has millions of moves
 _SEND, _ANSWER = MoveKind.SEND, MoveKind.ANSWER  # looked up often
 
 
-class Answer(NamedTuple):
-    """The answer of one member to the quorum of a move."""
-
-    move: int
-    member: int
-
-
 @dataclass(slots=True, kw_only=True)
 class CompiledRank:
     """The moves of one rank by number. `received_by` is the move of the target that a message
@@ -46,7 +39,7 @@ class CompiledRank:
     targets: Numbers
     sizes: Numbers  # bytes of a send
     received_by: Numbers
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[tuple[int, int]] = field(default_factory=list)  # a quorum's move, and a member
     quorums: dict[int, Quorum] = field(default_factory=dict)
     counted: dict[int, frozenset[int]] = field(default_factory=dict)  # members, by quorum's move
     overtakes: dict[int, list[int]] = field(default_factory=dict)
@@ -158,7 +151,7 @@ def _addressed(
         for member, other in enumerate(quorum.peers):
             if other != rank:
                 received[~other].add(span, ~len(part.answers))
-                part.answers.append(Answer(index, member))
+                part.answers.append((index, member))
     return sent, received
 
 
@@ -211,5 +204,5 @@ def _answer_oneself(rank: int, part: CompiledRank, final: int, after: list[int])
     part.targets.append(rank)
     part.sizes.append(0)
     part.received_by.append(~len(part.answers))
-    part.answers.append(Answer(final, member))
+    part.answers.append((final, member))
     return own

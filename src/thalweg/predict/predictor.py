@@ -28,7 +28,7 @@ from thalweg.predict.estimate import Breakdown, Estimate
 from thalweg.predict.step_simulator import (
     SIMULATED_WARMUP_STEPS,
     RankTimes,
-    SimulatedSteps,
+    mean_step_seconds,
     simulate_steps,
 )
 from thalweg.redundancy import (
@@ -170,7 +170,7 @@ class PredictionInput:
 
     def simulated(
         self, chains: StepChains, shares: Mapping[int, float] | None = None
-    ) -> SimulatedSteps:
+    ) -> Mapping[int, RankTimes]:
         """The simulated steps. If the plan leaves open whether compression overlaps with backward,
         both are simulated and the faster counts, as in a run."""
         steps = min(chains.cycle, MAX_SIMULATED_STEPS)
@@ -191,7 +191,7 @@ class PredictionInput:
             )
             for serial in ((False, True) if both else (overlap is False,))
         ]
-        return min(found, key=lambda one: one.seconds)
+        return min(found, key=mean_step_seconds)
 
     @property
     def _has_stragglers(self) -> bool:
@@ -202,7 +202,7 @@ class PredictionInput:
         """The breakdown of a plan whose rounds wait for all of their members."""
         chains, ranks, compute = self.chains(), self.group.ranks, self.compute()
         simulated = self.simulated(chains)
-        parts = self._breakdown(simulated.seconds, chains, compute)
+        parts = self._breakdown(mean_step_seconds(simulated), chains, compute)
         if not self._has_stragglers:
             return parts
         if not self.plan.averages_parameters:
@@ -228,7 +228,7 @@ class PredictionInput:
             allocation = allocation_of(self.plan, self.group, self.catalog)
             shares = stragglers.loads(allocation, ranks)
             quorum = stragglers.decodes(allocation, ranks)
-        seconds = self.simulated(chains, shares).seconds
+        seconds = mean_step_seconds(self.simulated(chains, shares))
         compute = np.array([self.compute(shares[rank]) for rank in ranks])
         longest = float(compute.max())
         parts = self._breakdown(seconds, chains, longest)
@@ -275,12 +275,12 @@ class PredictionInput:
 
 
 def _group_exchanges(
-    chains: StepChains, simulated: SimulatedSteps, group: Group
+    chains: StepChains, simulated: Mapping[int, RankTimes], group: Group
 ) -> list[list[stragglers.GroupExchange]]:
     """The groups of each simulated step, and the seconds of their exchange after the last arrival
     of a member."""
     index = {rank: i for i, rank in enumerate(group.ranks)}
-    steps = len(next(iter(simulated.marks.values())).ended)
+    steps = len(next(iter(simulated.values())).ended)
     found = []
     for step in range(SIMULATED_WARMUP_STEPS, steps):
         delays = {
@@ -294,7 +294,7 @@ def _group_exchanges(
             [
                 stragglers.GroupExchange(
                     tuple(index[rank] for rank in members),
-                    _seconds([simulated.marks[rank] for rank in members], step, delayed=delay > 0),
+                    _seconds([simulated[rank] for rank in members], step, delayed=delay > 0),
                     delay,
                 )
                 for members, delay in delays.items()

@@ -49,18 +49,10 @@ class RankTimes:
     passages: list[BucketTimes] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class SimulatedSteps:
-    """The times of each rank."""
-
-    marks: Mapping[int, RankTimes]
-
-    @property
-    def seconds(self) -> float:
-        """The mean step time over ranks and steps, after the warm-up."""
-        warm = SIMULATED_WARMUP_STEPS
-        ended = [marks.ended for marks in self.marks.values()]
-        return fmean((times[-1] - times[warm - 1]) / (len(times) - warm) for times in ended)
+def mean_step_seconds(marks: Mapping[int, RankTimes]) -> float:
+    """The mean step time over ranks and steps, after the warm-up."""
+    warm, ended = SIMULATED_WARMUP_STEPS, [times.ended for times in marks.values()]
+    return fmean((times[-1] - times[warm - 1]) / (len(times) - warm) for times in ended)
 
 
 def simulate_steps(
@@ -73,9 +65,9 @@ def simulate_steps(
     *,
     serial: bool = False,
     shares: Mapping[int, float] | None = None,
-) -> SimulatedSteps:
-    """The simulation of `steps` steps and the warm-up. With `serial`, buckets are submitted after
-    backward; `shares` are the N-th parts of the batch that each rank computes."""
+) -> dict[int, RankTimes]:
+    """The times of each rank in `steps` simulated steps and the warm-up. With `serial`, buckets are
+    submitted after backward; `shares` are the N-th parts of the batch that each rank computes."""
     flows = FlowSimulator(cluster, transport, machine.burst)
     steps += SIMULATED_WARMUP_STEPS
     job = _SharedExchanges(chains, flows, costs, steps, machine.contention, serial)
@@ -83,7 +75,7 @@ def simulate_steps(
     for rank in ranks:
         _advance(rank.steps())
     flows.run()
-    return SimulatedSteps({rank.number: rank.marks for rank in ranks})
+    return {rank.number: rank.marks for rank in ranks}
 
 
 def _advance(process: Process) -> None:
