@@ -136,9 +136,8 @@ def duplex(table: TomlTable, key: str) -> Duplex | None:
         return Duplex.both(table.rate(key))
     rates = table.table(key)
     rates.only("out", "in")
-    for direction in ("out", "in"):
-        if direction not in rates:
-            raise ClusterError(f"{rates.where} lacks {direction!r}", "give both, out and in")
+    if missing := [direction for direction in ("out", "in") if direction not in rates]:
+        raise ClusterError(f"{rates.where} lacks {missing[0]!r}", "give both, out and in")
     return Duplex(rates.rate("out"), rates.rate("in"))
 
 

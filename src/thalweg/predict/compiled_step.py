@@ -60,7 +60,6 @@ class StepChains:
         self._cost, _ = codec_cost(plan.precision, machine)
         compressor = catalog.compressors[plan.precision.name] if plan.precision else None
         self._always_gathers = compressor is not None and not compressor.elementwise
-        self._warm_up = warm_up(plan)
         self._workload = workload
         self.buckets = _buckets(plan, workload, catalog)
         self._cached: dict[int, dict[int, tuple[Chain, ...]]] = {}
@@ -69,7 +68,7 @@ class StepChains:
         """The chains of every rank in order of submission, after the compressor's warm-up."""
         phase = step % self.cycle
         if phase not in self._cached:
-            warm = -(-self._warm_up // self.cycle) * self.cycle
+            warm = -(-warm_up(self.plan) // self.cycle) * self.cycle
             rounds = list(self._rounds(warm + phase))
             self._cached[phase] = {rank: tuple(self._chains(rounds, rank)) for rank in self.ranks}
         return self._cached[phase]
@@ -102,15 +101,14 @@ class StepChains:
         back = [r for r in rounds if r.payload.name == RESULT_PAYLOAD]
         beside = [r for r in rounds if r not in compressed and r not in inside and r not in back]
         encode, decode = self._codec_seconds(bucket, compressed)
-        stages = [Stage(0.0, tuple(inside))] if inside else []
-        for number, round_ in enumerate(compressed):
-            stages.append(Stage(0.0 if number else encode, (round_, *([] if number else beside))))
-        if not compressed and beside:
-            stages.append(Stage(0.0, tuple(beside)))
-        if back:
-            stages.append(Stage(decode, tuple(back)))
-            decode = 0.0
-        return Chain(bucket.ready_seconds, tuple(stages), decode, rounds[0].delay)
+        planned = (
+            (0.0, inside),
+            (encode, [*compressed[:1], *beside]),
+            *((0.0, [round_]) for round_ in compressed[1:]),
+            (decode, back),
+        )
+        stages = tuple(Stage(codec, tuple(together)) for codec, together in planned if together)
+        return Chain(bucket.ready_seconds, stages, 0.0 if back else decode, rounds[0].delay)
 
     def _codec_seconds(self, bucket: Bucket, compressed: Sequence[Round]) -> tuple[float, float]:
         if not compressed:

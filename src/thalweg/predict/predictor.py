@@ -262,16 +262,15 @@ class PredictionInput:
 
     def _codec_seconds(self, chains: StepChains) -> tuple[float, float]:
         """The seconds of encoding and of decoding on the busiest rank, averaged over a period."""
-        encode = decode = 0.0
         steps = min(chains.cycle, MAX_SIMULATED_STEPS)
+        busiest = []
         for step in range(steps):
             by_rank = (
                 (sum(s.codec for c in own for s in c.stages), sum(c.decode for c in own))
                 for own in chains.at(step).values()
             )
-            busiest = max(by_rank, key=sum)
-            encode, decode = encode + busiest[0] / steps, decode + busiest[1] / steps
-        return encode, decode
+            busiest.append(max(by_rank, key=sum))
+        return sum(e / steps for e, _ in busiest), sum(d / steps for _, d in busiest)
 
 
 def _group_exchanges(
