@@ -130,7 +130,7 @@ class _SimulatedRank:
         self._engine_busy_until = 0.0
 
     def steps(self) -> Process:
-        """The training thread."""
+        """The process of the training thread."""
         job, costs = self._job, self._job.costs
         forward = costs.forward.seconds * self._shares
         backward = costs.backward.seconds * self._shares
@@ -197,7 +197,7 @@ class _SimulatedRank:
             _advance(self._exchange(*self._queue.popleft()))
 
     def _exchange(self, chain: Chain, bucket: BucketTimes) -> Process:
-        """One chain on the engine."""
+        """The process of one chain on the engine."""
         bucket.began = self._flows.now
         for stage in chain.stages:
             if stage.codec:
