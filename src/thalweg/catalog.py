@@ -92,7 +92,9 @@ class Catalog:
             settings=Settings(**settings),
             **preset.choose(values),
         )
-        self._refuse_unknown_code(plan)
+        parts = {*self.codes, COMPENSATE}
+        if plan.redundancy is not None and plan.redundancy.name not in parts:
+            _found(Call(plan.redundancy.name), self.codes, "code")
         for reason, remedy in self._objections(plan):
             raise UnsoundPlan(f"{plan} is unsound: {reason}", remedy)
         return plan
@@ -160,81 +162,92 @@ class Catalog:
         values = fill_defaults(compressor.name, call.arguments, compressor.parameters)
         return Choice.of(compressor.name, values)
 
-    def _refuse_unknown_code(self, plan: Plan) -> None:
-        known = plan.redundancy is None or plan.redundancy.name in {*self.codes, COMPENSATE}
-        if plan.redundancy is not None and not known:
-            _found(Call(plan.redundancy.name), self.codes, "code")
-
     def _objections(self, plan: Plan) -> Iterator[tuple[str, str]]:
         """The reasons why the choices don't fit together, each with a remedy."""
         topology = self.topologies.get(plan.topology.name)
-        named = plan.settings.transport
-        if self.is_native(plan) and named is not None:
-            yield f"the backend's own collective can't run over {named}", "leave transport out"
-        code = self.codes.get(plan.redundancy.name) if plan.redundancy is not None else None
-        beyond = plan.redundancy.arguments.get("beyond") if plan.redundancy is not None else None
-        if code is not None and beyond == "partial" and not code.partial:
-            others = [name for name, other in sorted(self.codes.items()) if other.partial]
-            yield (
-                f"what some workers send under code={code.name} is no part of the sum",
-                f"use code={listed(others, 'or')}, or beyond=wait or raise",
-            )
-        if plan.precision is None and plan.topology.arguments.get("compress") == "between":
-            yield "there is nothing to compress between racks", "add a compressor, like +int8"
+        named, redundancy = plan.settings.transport, plan.redundancy
+        code = self.codes.get(redundancy.name) if redundancy is not None else None
+        beyond = redundancy.arguments.get("beyond") if redundancy is not None else None
+        between = plan.topology.arguments.get("compress") == "between"
+        partial = [name for name, other in sorted(self.codes.items()) if other.partial]
+        yield from _that_hold(
+            (
+                self.is_native(plan) and named is not None,
+                f"the backend's own collective can't run over {named}",
+                "leave transport out",
+            ),
+            (
+                code is not None and beyond == "partial" and code.name not in partial,
+                f"what some workers send under code={code and code.name} is no part of the sum",
+                f"use code={listed(partial, 'or')}, or beyond=wait or raise",
+            ),
+            (
+                plan.precision is None and between,
+                "there is nothing to compress between racks",
+                "add a compressor, like +int8",
+            ),
+        )
         if plan.precision is None:
             return
-        compressor = self.compressors[plan.precision.name]
-        if plan.topology.name == "auto":
-            yield "auto chooses the compressor itself", "write auto(allow=lossy)"
-        coded = code is not None
-        relayed = plan.redundancy is not None
-        if plan.cadence.two_levels:
-            yield (
+        compressor, arguments = self.compressors[plan.precision.name], plan.precision.arguments
+        name, coded, late = compressor.name, code is not None, redundancy is not None and not code
+        yield from _that_hold(
+            (
+                plan.topology.name == "auto",
+                "auto chooses the compressor itself",
+                "write auto(allow=lossy)",
+            ),
+            (
+                plan.cadence.two_levels,
                 "what is late between racks goes as it is",
-                f"leave delay out, or +{compressor.name}",
-            )
-        if plan.cadence.staleness is not None:
-            yield (
+                f"leave delay out, or +{name}",
+            ),
+            (
+                plan.cadence.staleness is not None,
                 "a server that takes a step with every gradient takes it as it is",
-                f"leave +{compressor.name} out",
-            )
-        if relayed and plan.precision.arguments["warmup"]:
-            yield "who goes at its own pace has no common first steps", "leave warmup out"
-        if coded and not compressor.linear:
-            yield (
-                f"a code adds weighted messages, and {compressor.name} of a weighted sum is not "
-                f"the weighted sum of {compressor.name}",
+                f"leave +{name} out",
+            ),
+            (
+                redundancy is not None and bool(arguments["warmup"]),
+                "who goes at its own pace has no common first steps",
+                "leave warmup out",
+            ),
+            (
+                coded and not compressor.linear,
+                f"a code adds weighted messages, and {name} of a weighted sum is not the weighted "
+                f"sum of {name}",
                 f"with a code use {listed(self._names(linear=True), 'or')}",
-            )
-        if coded and plan.precision.arguments.get("feedback"):
-            yield (
+            ),
+            (
+                coded and bool(arguments.get("feedback")),
                 "workers that stand in for one another would keep different residuals",
                 "with a code leave feedback out",
-            )
-        if compressor.in_step and relayed and not coded:
-            yield (
-                f"{compressor.name} needs all ranks at the same step, and this plan takes what is "
-                "late too",
+            ),
+            (
+                late and compressor.in_step,
+                f"{name} needs all ranks at the same step, and this plan takes what is late too",
                 f"use {listed(self._names(in_step=False), 'or')}",
-            )
-        if relayed and not coded and not compressor.linear:
-            yield (
-                f"what is late is added up, and {compressor.name} can't be",
+            ),
+            (
+                late and not compressor.linear,
+                f"what is late is added up, and {name} can't be",
                 f"use {listed(self._names(linear=True, in_step=False), 'or')}",
-            )
-        if plan.averages_parameters and compressor.biased:
-            yield (
-                f"{compressor.name} leaves out most of a parameter, and groups that change can't "
-                "make up for it by error feedback",
+            ),
+            (
+                plan.averages_parameters and compressor.biased,
+                f"{name} leaves out most of a parameter, and groups that change can't make up for "
+                "it by error feedback",
                 f"to average parameters use {listed(self._names(biased=False), 'or')}",
-            )
-        adds = topology is not None and topology.mixes and not topology.groups
-        if adds and not compressor.summable:
-            yield (
-                f"{plan.topology.name} adds what neighbours send, and {compressor.name} can't be "
-                "added",
+            ),
+            (
+                topology is not None
+                and topology.mixes
+                and not topology.groups
+                and not compressor.summable,
+                f"{plan.topology.name} adds what neighbours send, and {name} can't be added",
                 f"use {listed(self._names(summable=True, biased=False), 'or')}",
-            )
+            ),
+        )
 
     def _names(self, **wanted: bool) -> list[str]:
         return [
@@ -242,6 +255,11 @@ class Catalog:
             for name, compressor in sorted(self.compressors.items())
             if all(getattr(compressor, key) is value for key, value in wanted.items())
         ]
+
+
+def _that_hold(*rules: tuple[bool, str, str]) -> Iterator[tuple[str, str]]:
+    """The objections, each a reason and a remedy, whose condition is true."""
+    return ((reason, remedy) for holds, reason, remedy in rules if holds)
 
 
 @cache

@@ -162,6 +162,7 @@ class _Reader:
         if self.tokens[0][:2] == ("mark", mark):
             self.tokens.pop(0)
             return True
+        self.place = self.tokens[0][2]
         return False
 
     def word(self, what: str) -> str:
@@ -177,7 +178,6 @@ class _Reader:
             return Call(name)
         arguments = self.pairs("an argument")
         if not self.took(")"):
-            self.place = self.tokens[0][2]
             self._wrong(f"the bracket after {name} isn't closed")
         return Call(name, arguments)
 
@@ -186,7 +186,6 @@ class _Reader:
         while True:
             name = self.word(what)
             if not self.took("="):
-                self.place = self.tokens[0][2]
                 self._wrong(f"{what} {name!r} has no value; arguments are written name=value")
             if name in pairs:
                 self._wrong(f"{name} is given twice")

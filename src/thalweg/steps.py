@@ -14,7 +14,7 @@ racks exchange their sums, and broadcast the result in their racks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from math import lcm
@@ -156,22 +156,53 @@ class _Compiler:
         if self.plan.cadence.two_levels and len(group.racks) > 1:
             yield from self._two_levels(group, workload)
             return
-        if self.compresses and self._only_between(group):
-            yield from self._between_racks(group, workload)
-            return
-        averaging_groups = self._groups(group)
-        first = 0
+        between = (
+            self.compresses
+            and self.plan.topology.arguments.get("compress") == COMPRESS_BETWEEN
+            and len(group.racks) > 1
+        )
+        leaders = (AveragingGroup(group.subgroup([rack[0] for rack in group.racks])),)
+        averaging_groups = leaders if between else self._groups(group)
+        number = 0
         for bucket in workload.buckets(self.plan.settings.bucket) if averaging_groups else ():
+            if between:
+                number = yield from self._in_racks(number, bucket, group, RACK_SUM_PAYLOAD, reduce)
             for payload in self._payloads(bucket):
-                stages = 0
-                for averaging_group in averaging_groups:
-                    schedules = self._cached_schedules(averaging_group.group, payload)
-                    stages = max(stages, len(schedules))
-                    for stage, schedule in enumerate(schedules):
-                        yield self._round(
-                            first + stage, stage, bucket, averaging_group, payload, schedule
-                        )
-                first += stages
+                schedules = [self._cached_schedules(one.group, payload) for one in averaging_groups]
+                exchanges = zip(averaging_groups, schedules, strict=True)
+                number = yield from self._exchange(number, bucket, payload, exchanges)
+            if between:
+                number = yield from self._in_racks(number, bucket, group, RESULT_PAYLOAD, broadcast)
+
+    def _exchange(
+        self,
+        number: int,
+        bucket: Bucket,
+        payload: Payload,
+        exchanges: Iterable[tuple[AveragingGroup, Sequence[Schedule]]],
+    ) -> Generator[Round, None, int]:
+        """The concurrent exchanges of groups; returns the number of the next round."""
+        stages = 0
+        for averaging_group, schedules in exchanges:
+            stages = max(stages, len(schedules))
+            for stage, schedule in enumerate(schedules):
+                yield self._round(number + stage, stage, bucket, averaging_group, payload, schedule)
+        return number + stages
+
+    def _in_racks(
+        self,
+        number: int,
+        bucket: Bucket,
+        group: Group,
+        name: str,
+        build: Callable[[Group, int, int, int, int], Schedule],
+    ) -> Generator[Round, None, int]:
+        """A chain in each rack that reduces to its first rank, or broadcasts from it."""
+        payload = replace(self._whole(bucket), name=name)
+        racks = [(group.subgroup(rack), rack[0]) for rack in group.racks]
+        size = payload.elements, payload.itemsize
+        chains = [(AveragingGroup(r), [build(r, *size, root, CHAIN_FANOUT)]) for r, root in racks]
+        return (yield from self._exchange(number, bucket, payload, chains))
 
     def _two_levels(self, group: Group, workload: Workload) -> Iterator[Round]:
         """Racks average at every step. When all racks synchronise, the j-th rank of each rack then
@@ -203,42 +234,6 @@ class _Compiler:
     def _all_synchronise(self) -> bool:
         return (self.step + 1) % self.plan.cadence.every == 0
 
-    def _only_between(self, group: Group) -> bool:
-        return (
-            self.plan.topology.arguments.get("compress") == COMPRESS_BETWEEN
-            and len(group.racks) > 1
-        )
-
-    def _between_racks(self, group: Group, workload: Workload) -> Iterator[Round]:
-        """The first rank of each rack reduces its rack's buckets, exchanges the sum with those of
-        other racks, and broadcasts the result."""
-        leaders = AveragingGroup(group.subgroup([rack[0] for rack in group.racks]))
-        number = 0
-        for bucket in workload.buckets(self.plan.settings.bucket):
-            yield from self._inside_racks(number, bucket, group, RACK_SUM_PAYLOAD, reduce)
-            number += 1
-            for payload in self._payloads(bucket):
-                for stage, schedule in enumerate(self._cached_schedules(leaders.group, payload)):
-                    yield self._round(number, stage, bucket, leaders, payload, schedule)
-                    number += 1
-            yield from self._inside_racks(number, bucket, group, RESULT_PAYLOAD, broadcast)
-            number += 1
-
-    def _inside_racks(
-        self,
-        number: int,
-        bucket: Bucket,
-        group: Group,
-        name: str,
-        build: Callable[[Group, int, int, int, int], Schedule],
-    ) -> Iterator[Round]:
-        payload = replace(self._whole(bucket), name=name)
-        size = payload.elements, payload.itemsize
-        for rack in group.racks:
-            members = group.subgroup(rack)
-            schedule = build(members, *size, rack[0], CHAIN_FANOUT)
-            yield self._round(number, 0, bucket, AveragingGroup(members), payload, schedule)
-
     def _groups(self, group: Group) -> tuple[AveragingGroup, ...]:
         if self._all_synchronise:
             divide = self.topology.groups
@@ -266,22 +261,15 @@ class _Compiler:
         return self.built[key]
 
     def _schedules(self, group: Group, payload: Payload) -> list[Schedule]:
+        size = payload.elements, payload.itemsize
         if payload.exact or self.compressor is None or self.compressor.summable:
-            return [self._topology_schedule(group, payload)]
+            if is_coded(self.plan, self.catalog):
+                return [coded_tree(group, *size, allocation_of(self.plan, group, self.catalog))]
+            return [self.topology.build(group, *size, self.turn, **self.plan.topology.arguments)]
         shards = self.compressor.elementwise and not self.plan.averages_parameters
         if shards and _two_shot_seconds(group, payload) < _gather_seconds(group, payload):
-            return [
-                all_to_all(group, payload.elements, payload.itemsize),
-                all_gather(group, payload.elements, payload.itemsize),
-            ]
+            return [all_to_all(group, *size), all_gather(group, *size)]
         return [all_gather(group, payload.elements * group.size, payload.itemsize)]
-
-    def _topology_schedule(self, group: Group, payload: Payload) -> Schedule:
-        size = payload.elements, payload.itemsize
-        arguments = self.plan.topology.arguments
-        if is_coded(self.plan, self.catalog):
-            return coded_tree(group, *size, allocation_of(self.plan, group, self.catalog))
-        return self.topology.build(group, *size, self.turn, **arguments)
 
     def _round(
         self,

@@ -27,12 +27,15 @@ with H_n = 1 + 1/2 + ... + 1/n.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import exp, fsum, inf, log
 
+import numpy as np
+from numpy.typing import NDArray
+
 from thalweg.facts import StragglerDelay
-from thalweg.predict.straggler_recurrence import chance_of_more
 
 EULER = 0.5772156649015329
 EXACT_HARMONICS = 10_000  # beyond that the series is exact to the last digit
@@ -203,3 +206,26 @@ def harmonic(number: int) -> float:
     if number <= EXACT_HARMONICS:
         return fsum(1 / i for i in range(1, number + 1))
     return log(number) + EULER + 1 / (2 * number) - 1 / (12 * number**2)
+
+
+def chance_of_more(chances: Sequence[float], number: int) -> float:
+    """The probability that more than `number` of these independent events happen."""
+    happening = np.ones(1)
+    for chance, times in Counter(chances).items():
+        happening = np.convolve(happening, binomial(times, chance)[: number + 1])[: number + 1]
+    if number >= len(chances):
+        return 0.0
+    return max(0.0, 1.0 - float(happening.sum()))
+
+
+def binomial(trials: int, chance: float) -> NDArray[np.float64]:
+    """The probability of 0, 1, ..., `trials` successes, in logarithms so that 100,000 trials don't
+    underflow: P(k+1) / P(k) = (n-k)/(k+1) p/(1-p)."""
+    if chance in (0.0, 1.0):
+        certain = np.zeros(trials + 1)
+        certain[round(trials * chance)] = 1.0
+        return certain
+    k = np.arange(trials)
+    ratios = np.log((trials - k) / (k + 1.0)) + log(chance / (1 - chance))
+    logs = trials * log(1 - chance) + np.concatenate(([0.0], np.cumsum(ratios)))
+    return np.asarray(np.exp(logs), np.float64)

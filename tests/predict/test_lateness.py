@@ -11,23 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from tests.predict.coded_forms import ShiftedExponential, harmonic
+from tests.predict.coded_forms import ShiftedExponential, binomial, chance_of_more, harmonic
 from thalweg.facts import Duration, StragglerDelay
-from thalweg.predict.straggler_recurrence import binomial, expected_arrival, expected_latest
+from thalweg.predict.straggler_recurrence import expected_latest
 
 
 def late(probability: float, seconds: float) -> StragglerDelay:
     return StragglerDelay(probability=probability, delay=Duration(seconds))
 
 
-def counted(hosts: Sequence[StragglerDelay], number: int) -> float:
+def counted(hosts: Sequence[StragglerDelay]) -> float:
     """Over all sets of hosts that may be late."""
     expected = 0.0
     for which in product([False, True], repeat=len(hosts)):
         pairs = list(zip(hosts, which, strict=True))
         chance = prod(h.probability if is_late else 1 - h.probability for h, is_late in pairs)
-        times = sorted(h.delay.seconds if is_late else 0.0 for h, is_late in pairs)
-        expected += chance * (times[number - 1] if number else 0.0)
+        expected += chance * max(h.delay.seconds if is_late else 0.0 for h, is_late in pairs)
     return expected
 
 
@@ -41,9 +40,7 @@ def counted(hosts: Sequence[StragglerDelay], number: int) -> float:
 @examples(60)
 def test_hosts_that_differ(pairs: list[tuple[float, float]]) -> None:
     hosts = [late(*pair) for pair in pairs]
-    for number in range(len(hosts) + 1):
-        assert expected_arrival(hosts, number) == pytest.approx(counted(hosts, number), abs=1e-12)
-    assert expected_latest(hosts) == pytest.approx(counted(hosts, len(hosts)), abs=1e-12)
+    assert expected_latest(hosts) == pytest.approx(counted(hosts), abs=1e-12)
 
 
 def test_a_hundred_thousand_hosts() -> None:
@@ -53,7 +50,7 @@ def test_a_hundred_thousand_hosts() -> None:
     none = exp(n * log(1 - p))
     one = n * p * exp((n - 1) * log(1 - p))
     assert expected_latest(hosts) == pytest.approx(2 * (1 - none), rel=1e-9)
-    assert expected_arrival(hosts, n - 1) == pytest.approx(2 * (1 - none - one), rel=1e-9)
+    assert chance_of_more([p] * n, 1) == pytest.approx(1 - none - one, rel=1e-9)
 
 
 def test_binomial_by_hand() -> None:

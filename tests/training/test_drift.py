@@ -13,7 +13,7 @@ from tests.training.conftest import InOneCrew
 from tests.training.workers import TIMEOUT, on_ranks
 from thalweg.catalog import default_catalog, parse_plan
 from thalweg.facts import Cluster
-from thalweg.predict.mixing import MixingSummary, mixing_summary
+from thalweg.predict.mixing import MixingSummary, mixing_of, mixing_summary
 from thalweg.schedules import Group
 from thalweg.training import attach
 
@@ -24,7 +24,7 @@ SLOW_HOST = Cluster.regular([4, 4], nic=["50mbit", *["100mbit"] * 7])
 
 
 def expected(sync: str, cluster: Cluster) -> MixingSummary:
-    return mixing_summary(parse_plan(sync), Group.everybody(cluster), default_catalog())
+    return mixing_summary(mixing_of(parse_plan(sync), Group.everybody(cluster), default_catalog()))
 
 
 @pytest.mark.parametrize(

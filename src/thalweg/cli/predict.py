@@ -22,7 +22,7 @@ from thalweg.predict import Advice, RankedPlan, advisor
 from thalweg.predict.estimate import Estimate
 from thalweg.predict.extra_steps import optimizer_named
 from thalweg.predict.plan_detail import BusyLink, PlanDetail, plan_detail
-from thalweg.predict.predictor import prediction_input
+from thalweg.predict.predictor import PredictionInput
 from thalweg.report.tables import table_of
 
 PROMISES = [promise.value for promise in Promise]
@@ -223,7 +223,7 @@ def simulate(
     for plan in plans:
         with working(f"Simulating {plan}"):
             found = plan_detail(
-                prediction_input(plan, situation.cluster, situation.workload, situation.machine)
+                PredictionInput(plan, situation.cluster, situation.workload, situation.machine)
             )
         _print_detail(output, found)
         rows.append(_detail_row(found))

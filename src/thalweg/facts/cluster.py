@@ -207,12 +207,14 @@ class Cluster:
 
     def rates(self) -> dict[Link, Rate]:
         """The rate of every link that has one."""
+        owners: list[tuple[Literal["nic", "uplink"], str, Duplex | None]] = []
+        owners += [("nic", host.name, host.nic) for host in self.hosts]
+        owners += [("uplink", rack.name, rack.uplink) for rack in self.racks]
         rates: dict[Link, Rate] = {}
-        for host in self.hosts:
-            rates |= _directions("nic", host.name, host.nic)
-        for rack in self.racks:
-            if rack.uplink is not None:
-                rates |= _directions("uplink", rack.name, rack.uplink)
+        for kind, owner, duplex in owners:
+            if duplex is not None:
+                rates[Link(kind, owner, "out")] = duplex.out
+                rates[Link(kind, owner, "in")] = duplex.into
         return rates
 
     def seconds_between(self, source: int, target: int) -> float:
@@ -252,10 +254,6 @@ class Cluster:
                 f"no host has rank {missing[0] if missing else 0}, though there are {len(ranks)}",
                 "number the ranks 0, 1, 2, ... without a gap",
             )
-
-
-def _directions(kind: Literal["nic", "uplink"], owner: str, duplex: Duplex) -> dict[Link, Rate]:
-    return {Link(kind, owner, "out"): duplex.out, Link(kind, owner, "in"): duplex.into}
 
 
 def _one_each(links: AnyRate | Sequence[AnyRate], number: int, which: str) -> Sequence[Duplex]:

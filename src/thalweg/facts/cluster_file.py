@@ -19,10 +19,9 @@ the order of the file.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from textwrap import wrap
-from typing import Any
 
 from thalweg.errors import ClusterError
 from thalweg.facts.cluster import (
@@ -36,7 +35,7 @@ from thalweg.facts.cluster import (
     StragglerDelay,
     assumptions,
 )
-from thalweg.facts.toml_reader import TomlTable, load_toml, read_toml
+from thalweg.facts.toml_reader import TomlTable, format_toml, load_toml, read_toml
 from thalweg.facts.units import Duration
 
 COMMENT_WIDTH = 96
@@ -55,12 +54,21 @@ def parse_cluster(text: str) -> Cluster:
     if not isinstance(racks, list) or not racks:
         raise ClusterError("no [[rack]] in the file", "add one with a name and its hosts")
     tables = [TomlTable(rack, f"rack {index}", ClusterError) for index, rack in enumerate(racks)]
-    numbers = None if _numbers_its_ranks(tables) else count()
+    names = [rack.name("rack") for rack in tables]
+    hosts = [_hosts(rack, name) for rack, name in zip(tables, names, strict=True)]
+    numbered = ["ranks" in host for host in chain(*hosts)]
+    if any(numbered) and not all(numbered):
+        raise ClusterError("some hosts name their ranks and some don't", "do it for all or none")
+    numbers = None if any(numbered) else count()
     return Cluster(
-        racks=tuple(_rack(rack, numbers) for rack in tables),
+        racks=tuple(_rack(*rack, numbers) for rack in zip(names, tables, hosts, strict=True)),
         latency=table.duration("latency", ASSUMED_LATENCY),
         assumed=assumptions(
-            nic=not all(_declares_nics(rack) for rack in tables), latency="latency" not in table
+            nic=not all(
+                "nic" in rack or all("nic" in host for host in own)
+                for rack, own in zip(tables, hosts, strict=True)
+            ),
+            latency="latency" not in table,
         ),
     )
 
@@ -86,50 +94,31 @@ def format_cluster(cluster: Cluster, remarks: Sequence[str] = ()) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _hosts(rack: TomlTable) -> list[Any]:
-    hosts = rack.data.get("hosts", [])
-    if type(hosts) is int:
+def _hosts(rack: TomlTable, name: str) -> list[TomlTable]:
+    if type(hosts := rack.data.get("hosts")) is int:
         if hosts > MAX_WORKERS:
             raise ClusterError(f"{hosts} hosts are too many", f"give at most {MAX_WORKERS}")
-        return [f"{rack.data.get('name')}-{index}" for index in range(hosts)]
-    if not isinstance(hosts, list):
-        raise ClusterError(
-            f"hosts of {rack.where} is no list", 'write hosts = 4 or hosts = ["a", "b"]'
-        )
-    return hosts
+        rack.data["hosts"] = [f"{name}-{index}" for index in range(hosts)]
+    entries = rack.array("hosts", 'hosts = 4 or hosts = ["a", "b"]')
+    tables = ({"name": entry} if isinstance(entry, str) else entry for entry in entries)
+    return [TomlTable(table, f"a host of {rack.where}", ClusterError) for table in tables]
 
 
-def _numbers_its_ranks(racks: list[TomlTable]) -> bool:
-    """True if the file numbers the ranks; ClusterError if it does so for some hosts only."""
-    entries = [host for rack in racks for host in _hosts(rack)]
-    numbered = [isinstance(host, dict) and "ranks" in host for host in entries]
-    if any(numbered) and not all(numbered):
-        raise ClusterError("some hosts name their ranks and some don't", "do it for all or none")
-    return any(numbered)
-
-
-def _declares_nics(rack: TomlTable) -> bool:
-    return "nic" in rack or all(isinstance(h, dict) and "nic" in h for h in _hosts(rack))
-
-
-def _rack(table: TomlTable, numbers: count[int] | None) -> Rack:
+def _rack(
+    name: str, table: TomlTable, hosts: Sequence[TomlTable], numbers: count[int] | None
+) -> Rack:
     table.only("name", "uplink", "nic", "latency", "hosts")
-    name = table.name()
-    table.where = f"rack {name}"
     nic = duplex(table, "nic") or Duplex.both(ASSUMED_NIC)
     return Rack(
         name=name,
-        hosts=tuple(_host(host, table.where, nic, numbers) for host in _hosts(table)),
+        hosts=tuple(_host(host, nic, numbers) for host in hosts),
         uplink=duplex(table, "uplink"),
         latency=table.duration("latency", Duration(0.0)),
     )
 
 
-def _host(entry: Any, rack: str, nic: Duplex, numbers: count[int] | None) -> Host:
-    data = {"name": entry} if isinstance(entry, str) else entry
-    table = TomlTable(data, f"a host of {rack}", ClusterError)
-    name = table.name()
-    table.where = f"host {name}"
+def _host(table: TomlTable, nic: Duplex, numbers: count[int] | None) -> Host:
+    name = table.name("host")
     table.only("name", "ranks", "nic", "late")
     return Host(
         name=name,
@@ -147,9 +136,8 @@ def duplex(table: TomlTable, key: str) -> Duplex | None:
         return Duplex.both(table.rate(key))
     rates = table.table(key)
     rates.only("out", "in")
-    for direction in ("out", "in"):
-        if direction not in rates:
-            raise ClusterError(f"{rates.where} lacks {direction!r}", "give both, out and in")
+    if missing := [direction for direction in ("out", "in") if direction not in rates]:
+        raise ClusterError(f"{rates.where} lacks {missing[0]!r}", "give both, out and in")
     return Duplex(rates.rate("out"), rates.rate("in"))
 
 
@@ -163,16 +151,15 @@ def straggler_delay(table: TomlTable) -> StragglerDelay:
 
 
 def _format_duplex(rates: Duplex) -> str:
-    if rates.out == rates.into:
-        return f'"{rates.out}"'
-    return f'{{ out = "{rates.out}", in = "{rates.into}" }}'
+    both = {"out": rates.out, "in": rates.into}
+    return format_toml(rates.out if rates.out == rates.into else both)
 
 
 def _format_host(host: Host, usual: Duplex) -> str:
-    parts = [f'name = "{host.name}"', f"ranks = {list(host.ranks)}"]
+    parts = [f"name = {format_toml(host.name)}", f"ranks = {format_toml(list(host.ranks))}"]
     if host.nic != usual:
         parts.append(f"nic = {_format_duplex(host.nic)}")
     if host.late != StragglerDelay():
-        late = f'probability = {host.late.probability}, delay = "{host.late.delay}"'
-        parts.append(f"late = {{ {late} }}")
+        late = {"probability": host.late.probability, "delay": host.late.delay}
+        parts.append(f"late = {format_toml(late)}")
     return f"{{ {', '.join(parts)} }}"

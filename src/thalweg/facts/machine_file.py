@@ -28,11 +28,10 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 from thalweg.errors import ClusterError
 from thalweg.facts.machine import CodecCost, FittedValue, Machine, TransportCosts
-from thalweg.facts.toml_reader import TomlTable, load_toml, read_toml
+from thalweg.facts.toml_reader import TomlTable, format_toml, load_toml, read_toml
 
 MAX_COST_VALUE = 1e12
 _CODEC_COST_FIELDS = tuple(field.name for field in fields(CodecCost))
@@ -55,8 +54,8 @@ def parse_machine(text: str) -> Machine:
         native=_transport(table, "native"),
         burst=table.number("burst", 0, MAX_COST_VALUE, 0.0),
         contention=table.number("contention", 0, MAX_COST_VALUE, 1.0),
-        codecs=dict(_codec(entry) for entry in _list(table, "codec", "[[codec]]")),
-        assumed=tuple(str(each) for each in _list(table, "assumed", 'assumed = ["..."]')),
+        codecs=dict(map(_codec, table.tables("codec", "[[codec]]", "a codec"))),
+        assumed=tuple(str(each) for each in table.array("assumed", 'assumed = ["..."]')),
     )
 
 
@@ -78,15 +77,12 @@ def format_machine(machine: Machine, remarks: Sequence[str] = ()) -> str:
             f"message = {_format(costs.message)}  # it keeps its receiver busy, besides its bytes",
             f"byte = {_format(costs.byte)}  # that a rank sends or takes in",
             "crowding = [  # so many flows get this share of a link",
-            *(f"    {_format(share, f'flows = {n}, share')}," for n, share in costs.crowding),
+            *(f"    {_format(share, 'share', flows=n)}," for n, share in costs.crowding),
             "]",
         ]
         if costs.drag:
-            lines.append("drag = [")
-            for schedule, times in costs.drag:
-                keys = f"schedule = {json.dumps(schedule)}, times"
-                lines.append(f"    {_format(times, keys)},")
-            lines.append("]")
+            drag = (_format(times, "times", schedule=name) for name, times in costs.drag)
+            lines += ["drag = [", *(f"    {each}," for each in drag), "]"]
     for name, cost in machine.codecs.items():
         lines += ["", "[[codec]]", f"name = {json.dumps(name)}"]
         lines += [f"{each} = {_format(getattr(cost, each))}" for each in _CODEC_COST_FIELDS]
@@ -108,8 +104,7 @@ def _transport(table: TomlTable, key: str) -> TransportCosts:
 
 def _crowding(costs: TomlTable) -> tuple[tuple[int, FittedValue], ...]:
     shares: list[tuple[int, FittedValue]] = []
-    for entry in _list(costs, "crowding", "crowding = [{ flows = 1, share = 0.97 }]"):
-        table = TomlTable(entry, f"crowding of {costs.where}", ClusterError)
+    for table in costs.tables("crowding", "crowding = [{ flows = 1, share = 0.97 }]"):
         table.only("flows", "share", "spread")
         flows = table.whole("flows", 1)
         if shares and flows <= shares[-1][0]:
@@ -122,16 +117,14 @@ def _crowding(costs: TomlTable) -> tuple[tuple[int, FittedValue], ...]:
 
 def _drag(costs: TomlTable) -> Iterator[tuple[str, FittedValue]]:
     example = 'drag = [{ schedule = "halving_doubling", times = 1.2 }]'
-    for entry in _list(costs, "drag", example):
-        table = TomlTable(entry, f"drag of {costs.where}", ClusterError)
+    for table in costs.tables("drag", example):
         table.only("schedule", "times", "spread")
         if table.number("times", 0, MAX_COST_VALUE, 0.0) == 0:
             raise ClusterError(f"{table.where} takes no time", f"write {example}")
         yield table.text("schedule", '"halving_doubling"'), _valued(table, "times")
 
 
-def _codec(entry: Any) -> tuple[str, CodecCost]:
-    table = TomlTable(entry, "a codec", ClusterError)
+def _codec(table: TomlTable) -> tuple[str, CodecCost]:
     name = table.text("name", '"powersgd(rank=4)"')
     table.where = f"codec {name}"
     table.only("name", *_CODEC_COST_FIELDS)
@@ -152,14 +145,6 @@ def _valued(table: TomlTable, key: str) -> FittedValue:
     )
 
 
-def _list(table: TomlTable, key: str, example: str) -> list[Any]:
-    value = table.data.get(key, [])
-    if not isinstance(value, list):
-        raise ClusterError(f"{key} of {table.where} is no list", f"write {example}")
-    return value
-
-
-def _format(figure: FittedValue, keys: str = "seconds") -> str:
-    """The inline table of a figure, whose last key is the figure's own."""
-    spread = f", spread = {figure.spread!r}" if figure.spread else ""
-    return f"{{ {keys} = {figure.value!r}{spread} }}"
+def _format(figure: FittedValue, key: str = "seconds", **others: object) -> str:
+    spread = {"spread": figure.spread} if figure.spread else {}
+    return format_toml({**others, key: figure.value, **spread})

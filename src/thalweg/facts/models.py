@@ -9,6 +9,7 @@ et al., NAACL 2019), GPT-2 with its output tied to its embedding (Radford et al.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 
 from thalweg.errors import WorkloadError
 from thalweg.facts.workload import Tensor, Workload
@@ -25,14 +26,10 @@ def model_named(name: str) -> Workload:
     return Workload(name=name, tensors=tuple(MODELS[name]()), trained_with=usual)
 
 
-def _with_bias(name: str, *shape: int) -> Tensors:
-    """A layer with a bias for each of its outputs, the first dimension of its shape."""
+def _with_bias(name: str, *shape: int, outputs: int = 0) -> Tensors:
+    """A layer or a norm with a bias for each of its outputs, the dimension of this index."""
     yield Tensor(name=f"{name}.weight", shape=shape)
-    yield Tensor(name=f"{name}.bias", shape=shape[:1])
-
-
-def _norm(name: str, width: int) -> Tensors:
-    yield from _with_bias(name, width)
+    yield Tensor(name=f"{name}.bias", shape=(shape[outputs],))
 
 
 # ResNet
@@ -41,7 +38,7 @@ def _norm(name: str, width: int) -> Tensors:
 def _resnet(blocks: Sequence[int]) -> Tensors:
     """A ResNet of bottleneck blocks: 1 x 1 to the stage's width, 3 x 3, 1 x 1 to four times it."""
     yield Tensor(name="conv1.weight", shape=(64, 3, 7, 7))
-    yield from _norm("bn1", 64)
+    yield from _with_bias("bn1", 64)
     channels = 64
     for stage, count in enumerate(blocks):
         width = 64 << stage
@@ -55,10 +52,10 @@ def _bottleneck(name: str, channels: int, width: int) -> Tensors:
     shapes = [(width, channels, 1, 1), (width, width, 3, 3), (4 * width, width, 1, 1)]
     for number, shape in enumerate(shapes, start=1):
         yield Tensor(name=f"{name}.conv{number}.weight", shape=shape)
-        yield from _norm(f"{name}.bn{number}", shape[0])
+        yield from _with_bias(f"{name}.bn{number}", shape[0])
     if channels != 4 * width:  # the shortcut must change width too
         yield Tensor(name=f"{name}.downsample.0.weight", shape=(4 * width, channels, 1, 1))
-        yield from _norm(f"{name}.downsample.1", 4 * width)
+        yield from _with_bias(f"{name}.downsample.1", 4 * width)
 
 
 # VGG
@@ -88,37 +85,35 @@ def _bert(layers: int, width: int) -> Tensors:
     tables = (("word", 30522), ("position", 512), ("token_type", 2))
     for table, rows in tables:
         yield Tensor(name=f"embeddings.{table}_embeddings.weight", shape=(rows, width))
-    yield from _norm("embeddings.LayerNorm", width)
-    for layer in range(layers):
-        name = f"encoder.layer.{layer}"
-        for part in ("query", "key", "value"):
-            yield from _with_bias(f"{name}.attention.self.{part}", width, width)
-        yield from _with_bias(f"{name}.attention.output.dense", width, width)
-        yield from _norm(f"{name}.attention.output.LayerNorm", width)
-        yield from _with_bias(f"{name}.intermediate.dense", 4 * width, width)
-        yield from _with_bias(f"{name}.output.dense", width, 4 * width)
-        yield from _norm(f"{name}.output.LayerNorm", width)
+    yield from _with_bias("embeddings.LayerNorm", width)
+    parts = {
+        **{f"attention.self.{part}": (width, width) for part in ("query", "key", "value")},
+        "attention.output.dense": (width, width),
+        "attention.output.LayerNorm": (width,),
+        "intermediate.dense": (4 * width, width),
+        "output.dense": (width, 4 * width),
+        "output.LayerNorm": (width,),
+    }
+    for layer, (part, shape) in product(range(layers), parts.items()):
+        yield from _with_bias(f"encoder.layer.{layer}.{part}", *shape)
     yield from _with_bias("pooler.dense", width, width)
 
 
 def _gpt2(layers: int, width: int) -> Tensors:
+    """GPT-2, whose layers have the inputs first in their shapes."""
     yield Tensor(name="transformer.wte.weight", shape=(50257, width))
     yield Tensor(name="transformer.wpe.weight", shape=(1024, width))
-    for layer in range(layers):
-        name = f"transformer.h.{layer}"
-        yield from _norm(f"{name}.ln_1", width)
-        yield from _projection(f"{name}.attn.c_attn", width, 3 * width)
-        yield from _projection(f"{name}.attn.c_proj", width, width)
-        yield from _norm(f"{name}.ln_2", width)
-        yield from _projection(f"{name}.mlp.c_fc", width, 4 * width)
-        yield from _projection(f"{name}.mlp.c_proj", 4 * width, width)
-    yield from _norm("transformer.ln_f", width)
-
-
-def _projection(name: str, inputs: int, outputs: int) -> Tensors:
-    """A layer of GPT-2, whose shape has the inputs first."""
-    yield Tensor(name=f"{name}.weight", shape=(inputs, outputs))
-    yield Tensor(name=f"{name}.bias", shape=(outputs,))
+    parts = {
+        "ln_1": (width,),
+        "attn.c_attn": (width, 3 * width),
+        "attn.c_proj": (width, width),
+        "ln_2": (width,),
+        "mlp.c_fc": (width, 4 * width),
+        "mlp.c_proj": (4 * width, width),
+    }
+    for layer, (part, shape) in product(range(layers), parts.items()):
+        yield from _with_bias(f"transformer.h.{layer}.{part}", *shape, outputs=-1)
+    yield from _with_bias("transformer.ln_f", width)
 
 
 MODELS: dict[str, Callable[[], Tensors]] = {

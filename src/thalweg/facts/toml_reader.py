@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,13 +38,26 @@ class TomlTable:
     def table(self, key: str) -> TomlTable:
         return TomlTable(self.data[key], f"{key} of {self.where}", self.error)
 
-    def name(self) -> str:
+    def tables(self, key: str, example: str, where: str | None = None) -> list[TomlTable]:
+        """The tables in an array, named after `where`, or after the array and this table."""
+        name = where or f"{key} of {self.where}"
+        return [TomlTable(entry, name, self.error) for entry in self.array(key, example)]
+
+    def array(self, key: str, example: str) -> list[Any]:
+        value = self.data.get(key, [])
+        if not isinstance(value, list):
+            raise self.error(f"{key} of {self.where} is no list", f"write {example}")
+        return value
+
+    def name(self, kind: str = "") -> str:
+        """The table's name; if it is of some kind, later errors give both."""
         value = self.data.get("name")
         if not isinstance(value, str) or not _NAME.fullmatch(value):
             raise self.error(
                 f"{self.where} has no usable name ({value!r})",
                 'write name = "..." with letters, digits, ".", "_", ":" or "-"',
             )
+        self.where = f"{kind} {value}" if kind else self.where
         return value
 
     def rate(self, key: str) -> Rate:
@@ -90,6 +104,14 @@ class TomlTable:
             return parse(value if isinstance(value, str) else repr(value))
         except UnitError as error:
             raise self.error(f"{key} of {self.where}: {error.problem}", error.remedy) from None
+
+
+def format_toml(value: object) -> str:
+    """The text of a value: a table inline, a list or a number as in Python, a string for others."""
+    if isinstance(value, Mapping):
+        pairs = (f"{key} = {format_toml(each)}" for key, each in value.items())
+        return f"{{ {', '.join(pairs)} }}"
+    return repr(value) if isinstance(value, int | float | list) else json.dumps(str(value))
 
 
 def read_toml(path: Path, parse: Callable[[str], T], error: type[UsageError]) -> T:

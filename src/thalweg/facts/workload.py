@@ -8,7 +8,6 @@ The layout follows from shapes and limit alone, so it is the same at every step 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Self
@@ -127,17 +126,22 @@ class Workload:
         if limit.nbytes < 1:
             raise WorkloadError(f"a bucket of {limit} holds nothing", "give a size like 25MB")
         ready = self._ready_seconds()
-        buckets: list[Bucket] = []
+        closed: list[list[Tensor]] = []
         waiting: dict[str, list[Tensor]] = {}
         for tensor in reversed(self.tensors):
             waiting[tensor.dtype] = filling = waiting.pop(tensor.dtype, [])  # now the last
             filling.append(tensor)
             is_full = sum(t.nbytes for t in filling) >= limit.nbytes
             if is_full and tensor is not self.tensors[0]:
-                buckets.append(_bucket(len(buckets), waiting.pop(tensor.dtype), ready))
-        for filling in waiting.values():
-            buckets.append(_bucket(len(buckets), filling, ready))
-        return tuple(buckets)
+                closed.append(waiting.pop(tensor.dtype))
+        return tuple(
+            Bucket(
+                index=index,
+                tensors=tuple(tensors),
+                ready_seconds=max(ready[tensor.name] for tensor in tensors),
+            )
+            for index, tensors in enumerate([*closed, *waiting.values()])
+        )
 
     def _ready_seconds(self) -> dict[str, float]:
         """The time at which each gradient is ready, measured, or as if backward spent its time in
@@ -149,8 +153,3 @@ class Workload:
             assumed = self.costs.backward.seconds * done / total
             ready[tensor.name] = assumed if tensor.ready is None else tensor.ready.seconds
         return ready
-
-
-def _bucket(index: int, tensors: Sequence[Tensor], ready: dict[str, float]) -> Bucket:
-    last = max(ready[tensor.name] for tensor in tensors)
-    return Bucket(index=index, tensors=tuple(tensors), ready_seconds=last)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from thalweg.errors import WorkloadError
-from thalweg.facts.toml_reader import TomlTable, load_toml, read_toml
+from thalweg.facts.toml_reader import TomlTable, format_toml, load_toml, read_toml
 from thalweg.facts.units import Duration
 from thalweg.facts.workload import Costs, Tensor, Workload
 
@@ -54,8 +54,7 @@ def format_workload(workload: Workload) -> str:
 
 def _tensor(entry: Any) -> Tensor:
     table = TomlTable(entry, "a tensor", WorkloadError)
-    name = table.name()
-    table.where = f"tensor {name}"
+    name = table.name("tensor")
     table.only("name", "shape", "dtype", "ready")
     return Tensor(
         name=name,
@@ -66,9 +65,6 @@ def _tensor(entry: Any) -> Tensor:
 
 
 def _format_tensor(tensor: Tensor) -> str:
-    parts = [f'name = "{tensor.name}"', f"shape = {list(tensor.shape)}"]
-    if tensor.dtype != "float32":
-        parts.append(f'dtype = "{tensor.dtype}"')
-    if tensor.ready is not None:
-        parts.append(f'ready = "{tensor.ready}"')
-    return f"{{ {', '.join(parts)} }}"
+    dtype = {} if tensor.dtype == "float32" else {"dtype": tensor.dtype}
+    ready = {} if tensor.ready is None else {"ready": tensor.ready}
+    return format_toml({"name": tensor.name, "shape": list(tensor.shape), **dtype, **ready})

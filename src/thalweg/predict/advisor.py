@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
 from math import exp, log
 
@@ -21,7 +22,6 @@ from thalweg.errors import PlanError
 from thalweg.facts import Cluster, Machine, Workload, about
 from thalweg.plan import Plan
 from thalweg.predict.candidates import (
-    Candidates,
     as_strong_as,
     candidates,
     with_buckets,
@@ -40,7 +40,6 @@ MIN_ADVISED_SPEEDUP = 1.05  # below this speed-up, DDP is advised
 SWEPT_PLAN_COUNT = 5  # plans whose time is drawn over the links' rate
 SWEPT_RATE_FACTORS = tuple(2.0**power for power in range(-4, 6))
 Progress = Callable[[int, int], None]
-_Estimated = tuple[Plan, Estimate]
 
 
 def no_progress(done: int, total: int) -> None:
@@ -85,13 +84,10 @@ def advise(
         catalog=catalog or default_catalog(),
         progress=progress,
     )
-    found = advisor.candidates(allow)
-    estimates = advisor.ranked(found.plans)
-    ddp = next((estimate for plan, estimate in estimates if str(plan) == BASELINE_PLAN), None)
-    ddp = ddp or advisor.predicted(advisor.catalog.plan(BASELINE_PLAN))  # if DDP can't be run
-    ranking = tuple(advisor.ranked_plan(one, ddp) for one in estimates)
-    left_out = {**found.left_out, **advisor.left_out}
-    weaker = advisor.next_class(allow, ddp) if ranking[0].gain < MIN_ADVISED_SPEEDUP else None
+    plans, unfit = advisor.candidates(allow)
+    ranking = tuple(advisor.ranked(plans))
+    left_out = {**unfit, **advisor.left_out}
+    weaker = advisor.next_class(allow) if ranking[0].gain < MIN_ADVISED_SPEEDUP else None
     assumed = [
         *(text for ranked in ranking for text in ranked.estimate.assumed),
         *_assumed_steps([*ranking, *([weaker] if weaker else [])], advisor.extra, optimizer),
@@ -111,7 +107,7 @@ def advise(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class _Advisor:
     """The arguments of `advise`, and the reasons why plans couldn't be predicted."""
 
@@ -126,7 +122,7 @@ class _Advisor:
     progress: Progress
     left_out: dict[str, str] = field(default_factory=dict)
 
-    def candidates(self, allow: Promise) -> Candidates:
+    def candidates(self, allow: Promise) -> tuple[list[Plan], dict[str, str]]:
         group = Group.everybody(self.declared or self.cluster)
         return candidates(group, allow, self.catalog, has_data=self.has_data, refuse=self.refuse)
 
@@ -141,41 +137,43 @@ class _Advisor:
             by_form=by_form,
         )
 
-    def ranked(self, plans: Sequence[Plan]) -> list[_Estimated]:
-        estimates: list[_Estimated] = []
+    @cached_property
+    def ddp(self) -> Estimate:
+        return self.predicted(self.catalog.plan(BASELINE_PLAN))
+
+    def ranked(self, plans: Sequence[Plan]) -> list[RankedPlan]:
         large = self.cluster.workers > MAX_WORKERS_ALL_SIMULATED
         rough = self._closed_forms(plans) if large else {}
+        found = []
         for number, plan in enumerate(plans):
             self.progress(number, len(plans))
-            if (estimate := rough.get(plan) or self._estimated(plan)) is not None:
-                estimates.append((plan, estimate))
-        estimates.sort(key=self._order)
-        best, others = estimates[:REBUCKETED_PLAN_COUNT], estimates[REBUCKETED_PLAN_COUNT:]
-        for plan, _ in [*best, *(one for one in others if str(one[0]) == BASELINE_PLAN)]:
-            for smaller in with_buckets(plan, self.workload, self.catalog):
-                if (estimate := self._estimated(smaller)) is not None:
-                    estimates.append((smaller, estimate))
-        return sorted(_best_buckets(estimates), key=self._order)
+            found += [rough[plan]] if plan in rough else self._simulated(plan)
+        found.sort(key=_order)
+        best, others = found[:REBUCKETED_PLAN_COUNT], found[REBUCKETED_PLAN_COUNT:]
+        for one in [*best, *(one for one in others if str(one.plan) == BASELINE_PLAN)]:
+            for smaller in with_buckets(one.plan, self.workload, self.catalog):
+                found += self._simulated(smaller)
+        return sorted(_best_buckets(found), key=_order)
 
-    def next_class(self, allow: Promise, ddp: Estimate) -> RankedPlan | None:
+    def next_class(self, allow: Promise) -> RankedPlan | None:
         """The best plan of the strongest class that isn't allowed and gains enough."""
         for promise in list(Promise)[len(as_strong_as(allow)) :]:
             plans = [
                 plan
-                for plan in self.candidates(promise).plans
-                if self._promise(plan) is promise and self._is_reliable(plan)
+                for plan in self.candidates(promise)[0]
+                if self.catalog.guarantee(plan).promise is promise
+                and self.extra.is_reliable(promise, self.extra.of(plan, promise))
             ]
             for best in self.ranked(plans)[:1]:
-                found = self.ranked_plan(best, ddp)
-                if found.gain >= MIN_ADVISED_SPEEDUP:
-                    return found
+                if best.gain >= MIN_ADVISED_SPEEDUP:
+                    return best
         return None
 
-    def ranked_plan(self, one: _Estimated, ddp: Estimate) -> RankedPlan:
-        plan, estimate = one
-        guarantee, reliable = self.catalog.guarantee(plan), self._is_reliable(plan)
+    def _ranked_plan(self, plan: Plan, estimate: Estimate) -> RankedPlan:
+        guarantee = self.catalog.guarantee(plan)
         more = self.extra.of(plan, guarantee.promise)
-        why = _why(estimate, ddp)
+        reliable = self.extra.is_reliable(guarantee.promise, more)
+        why = _why(estimate, self.ddp)
         if more is None:
             why += f"; extra steps not measured under {self.extra.optimizer}"
         elif guarantee.promise is not Promise.EXACT:
@@ -185,7 +183,7 @@ class _Advisor:
         return RankedPlan(
             plan=plan,
             estimate=estimate,
-            vs_ddp=ddp.seconds / estimate.seconds if estimate.seconds else 1.0,
+            vs_ddp=self.ddp.seconds / estimate.seconds if estimate.seconds else 1.0,
             promise=guarantee.promise,
             steps=None if more is None else 1 + more,
             reliable=reliable,
@@ -193,50 +191,42 @@ class _Advisor:
             why=why,
         )
 
-    def _promise(self, plan: Plan) -> Promise:
-        return self.catalog.guarantee(plan).promise
-
-    def _is_reliable(self, plan: Plan) -> bool:
-        promise = self._promise(plan)
-        return self.extra.is_reliable(promise, self.extra.of(plan, promise))
-
-    def _order(self, one: _Estimated) -> tuple[int, bool, float]:
-        """The sort key of a plan: its cost. Plans with unreliable extra steps come last, class by
-        class, and among those the unmeasured ones."""
-        plan, estimate = one
-        promise = self._promise(plan)
-        more = self.extra.of(plan, promise)
-        last = 0 if self._is_reliable(plan) else len(as_strong_as(promise))
-        return last, more is None, estimate.seconds * (1 + (more or 0.0))
-
-    def _estimated(self, plan: Plan) -> Estimate | None:
+    def _simulated(self, plan: Plan) -> list[RankedPlan]:
         try:
-            return self.predicted(plan)
+            estimate = self.ddp if str(plan) == BASELINE_PLAN else self.predicted(plan)
         except PlanError as error:
             self.left_out[str(plan)] = error.problem
-            return None
+            return []
+        return [self._ranked_plan(plan, estimate)]
 
-    def _closed_forms(self, plans: Sequence[Plan]) -> dict[Plan, Estimate]:
-        """The closed-form estimates of plans that aren't simulated: all but the best by it, and
-        `ddp`, the baseline of all."""
+    def _closed_forms(self, plans: Sequence[Plan]) -> dict[Plan, RankedPlan]:
+        """The closed forms of plans that aren't simulated: all but the best by it, and `ddp`, the
+        baseline of all."""
         known = []
         for plan in plans:
             if plan.text.preset.name != BASELINE_PLAN:
                 with suppress(PlanError):
-                    known.append((plan, self.predicted(plan, by_form=True)))
-        return dict(sorted(known, key=self._order)[SIMULATED_PLAN_COUNT:])
+                    known.append(self._ranked_plan(plan, self.predicted(plan, by_form=True)))
+        return {one.plan: one for one in sorted(known, key=_order)[SIMULATED_PLAN_COUNT:]}
 
 
-def _best_buckets(estimates: Iterable[_Estimated]) -> list[_Estimated]:
+def _order(one: RankedPlan) -> tuple[int, bool, float]:
+    """The sort key of a plan: its cost. Plans with unreliable extra steps come last, class by
+    class, and among those the unmeasured ones."""
+    last = 0 if one.reliable else len(as_strong_as(one.promise))
+    return last, one.steps is None, one.estimate.seconds * (one.steps or 1.0)
+
+
+def _best_buckets(found: Iterable[RankedPlan]) -> list[RankedPlan]:
     """The best bucket size of each plan, the default unless another gains. `ddp` with its default
     stays, beside its best."""
-    best: dict[str, _Estimated] = {}
-    for plan, estimate in estimates:
-        name = str(plan).partition(" @")[0]
-        if name == BASELINE_PLAN and str(plan) != BASELINE_PLAN:
+    best: dict[str, RankedPlan] = {}
+    for one in found:
+        name = str(one.plan).partition(" @")[0]
+        if name == BASELINE_PLAN and str(one.plan) != BASELINE_PLAN:
             name = f"{BASELINE_PLAN} in other buckets"
-        if name not in best or estimate.seconds < 0.99 * best[name][1].seconds:
-            best[name] = plan, estimate
+        if name not in best or one.estimate.seconds < 0.99 * best[name].estimate.seconds:
+            best[name] = one
     return list(best.values())
 
 
@@ -294,7 +284,7 @@ def _assumed_steps(
 
 def _sweep(ranking: Sequence[RankedPlan], advisor: _Advisor) -> Sweep:
     ddp = next(ranked for ranked in ranking if str(ranked.plan) == BASELINE_PLAN)
-    plans = list(dict.fromkeys([*(ranked.plan for ranked in ranking[:SWEPT_PLAN_COUNT]), ddp.plan]))
+    plans = dict.fromkeys([*(ranked.plan for ranked in ranking[:SWEPT_PLAN_COUNT]), ddp.plan])
     others = [replace(advisor, cluster=scaled(advisor.cluster, x)) for x in SWEPT_RATE_FACTORS]
     seconds = {str(plan): tuple(each.predicted(plan).seconds for each in others) for plan in plans}
     rates = tuple(slowest_nic(advisor.cluster) * factor for factor in SWEPT_RATE_FACTORS)

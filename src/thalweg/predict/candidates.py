@@ -8,7 +8,7 @@ racks where there is one) are left out, with the reason.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from thalweg.catalog import Catalog
 from thalweg.declarations import Promise
@@ -53,14 +53,6 @@ MAX_COMPILED_WORKERS = 256  # larger groups are never simulated, so nothing is c
 MIN_BUCKET_BYTES = 64 * 1024
 
 
-@dataclass(slots=True)
-class Candidates:
-    """The candidate plans, and by text the reasons why other plans don't fit."""
-
-    plans: list[Plan] = field(default_factory=list)
-    left_out: dict[str, str] = field(default_factory=dict)
-
-
 def candidates(
     group: Group,
     allow: Promise,
@@ -68,10 +60,12 @@ def candidates(
     *,
     has_data: bool = True,
     refuse: Callable[[Plan], None] = lambda plan: None,
-) -> Candidates:
-    """The plans with at least this promise that fit the group. Codes need `has_data`: workers can
-    be given more samples than their share. `refuse` raises PlanError for other plans to exclude."""
-    found = Candidates()
+) -> tuple[list[Plan], dict[str, str]]:
+    """The plans with at least this promise that fit the group, and by text the reasons why others
+    don't. Codes need `has_data`: workers can be given more samples than their share. `refuse`
+    raises PlanError for other plans to exclude."""
+    plans: list[Plan] = []
+    left_out: dict[str, str] = {}
     for text in dict.fromkeys(_texts(group, allow, catalog)):
         try:
             plan = catalog.plan(text)
@@ -79,11 +73,11 @@ def candidates(
                 refuse_what_cannot_run(plan, group, has_data=has_data)
             refuse(plan)
         except (PlanError, LayoutError) as error:
-            found.left_out[text] = error.problem
+            left_out[text] = error.problem
             continue
         if catalog.guarantee(plan).promise in as_strong_as(allow):
-            found.plans.append(plan)
-    return found
+            plans.append(plan)
+    return plans, left_out
 
 
 def _texts(group: Group, allow: Promise, catalog: Catalog) -> Iterator[str]:

@@ -19,20 +19,13 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
-from thalweg.schedules import Move, MoveKind, Order, Quorum, Schedule, order
+from thalweg.schedules import Move, MoveKind, Quorum, Schedule, order
 
 NO_SEND_TARGET = -1  # target of a move that isn't a send
 NO_RECEIVER = 1 << 62  # of a message without a receive
 MAX_CACHED_RANK_CHUNKS = 100_000  # ranks times chunks of a cached schedule
 Numbers: TypeAlias = "array[int]"  # a large schedule has millions of moves
 _SEND, _ANSWER = MoveKind.SEND, MoveKind.ANSWER  # looked up often
-
-
-class Answer(NamedTuple):
-    """The answer of one member to the quorum of a move."""
-
-    move: int
-    member: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,7 +39,7 @@ class CompiledRank:
     targets: Numbers
     sizes: Numbers  # bytes of a send
     received_by: Numbers
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[tuple[int, int]] = field(default_factory=list)  # a quorum's move, and a member
     quorums: dict[int, Quorum] = field(default_factory=dict)
     counted: dict[int, frozenset[int]] = field(default_factory=dict)  # members, by quorum's move
     overtakes: dict[int, list[int]] = field(default_factory=dict)
@@ -58,14 +51,11 @@ def compiled_ranks(schedule: Schedule) -> dict[int, CompiledRank]:
     return _cached(schedule) if small else _compiled(schedule)
 
 
-class _PairMessages:
+class _PairMessages(NamedTuple):
     """The messages from one rank to another: their spans, each as one number, and their moves."""
 
-    __slots__ = ("moves", "spans")
-
-    def __init__(self) -> None:
-        self.spans = _numbers()
-        self.moves = _numbers()
+    spans: Numbers
+    moves: Numbers
 
     def add(self, span: int, move: int) -> None:
         self.spans.append(span)
@@ -80,17 +70,21 @@ def _compiled(schedule: Schedule) -> dict[int, CompiledRank]:
     compiled: dict[int, CompiledRank] = {}
     sent: dict[int, _MessagesByPair] = {}
     received: dict[int, _MessagesByPair] = {}
-    patterns: dict[bytes, _Pattern] = {}
+    # Ranks that do the same with other chunks share what their moves free.
+    patterns: dict[bytes, tuple[Numbers, list[tuple[int, ...]], list[int]]] = {}
     for rank in schedule.ranks:
         moves = tuple(schedule.moves(rank))
         key = _pattern_key(moves)
         if key not in patterns:
-            patterns[key] = _Pattern(order(moves))
-        pattern = patterns[key]
+            steps = order(moves)
+            first = [index for index, waits in enumerate(steps.waits) if not waits]
+            waits = _numbers(max(waits, 1) for waits in steps.waits)
+            patterns[key] = waits, list(steps.frees), first
+        waits, frees, first = patterns[key]
         compiled[rank] = part = CompiledRank(
-            waits=pattern.waits[:],
-            frees=pattern.frees,
-            first=pattern.first,
+            waits=waits[:],
+            frees=frees,
+            first=first,
             targets=_numbers([NO_SEND_TARGET]) * len(moves),
             sizes=_numbers([0]) * len(moves),
             received_by=_numbers([NO_RECEIVER]) * len(moves),
@@ -106,15 +100,6 @@ def _compiled(schedule: Schedule) -> dict[int, CompiledRank]:
 
 
 _cached = lru_cache(maxsize=32)(_compiled)
-
-
-class _Pattern:
-    """The prerequisites of moves, shared by ranks that do the same with other chunks."""
-
-    def __init__(self, steps: Order) -> None:
-        self.waits = _numbers([max(waits, 1) for waits in steps.waits])
-        self.frees = list(steps.frees)
-        self.first = [index for index, waits in enumerate(steps.waits) if not waits]
 
 
 def _pattern_key(moves: Sequence[Move]) -> bytes:
@@ -137,11 +122,15 @@ def _numbers(values: Iterable[int] = ()) -> Numbers:
     return array("q", values)
 
 
+def _no_messages() -> _PairMessages:
+    return _PairMessages(_numbers(), _numbers())
+
+
 def _addressed(
     schedule: Schedule, rank: int, moves: Sequence[Move], part: CompiledRank
 ) -> tuple[_MessagesByPair, _MessagesByPair]:
     """The messages sent by target, and received by source."""
-    sent, received = _MessagesByPair(_PairMessages), _MessagesByPair(_PairMessages)
+    sent, received = _MessagesByPair(_no_messages), _MessagesByPair(_no_messages)
     offsets, itemsize, width = schedule.offsets, schedule.itemsize, len(schedule.sizes) + 1
     targets, sizes, waits = part.targets, part.sizes, part.waits
     for index, (kind, peer, start, stop, quorum) in enumerate(moves):
@@ -162,7 +151,7 @@ def _addressed(
         for member, other in enumerate(quorum.peers):
             if other != rank:
                 received[~other].add(span, ~len(part.answers))
-                part.answers.append(Answer(index, member))
+                part.answers.append((index, member))
     return sent, received
 
 
@@ -215,5 +204,5 @@ def _answer_oneself(rank: int, part: CompiledRank, final: int, after: list[int])
     part.targets.append(rank)
     part.sizes.append(0)
     part.received_by.append(~len(part.answers))
-    part.answers.append(Answer(final, member))
+    part.answers.append((final, member))
     return own

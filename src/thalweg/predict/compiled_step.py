@@ -54,39 +54,31 @@ class StepChains:
     ) -> None:
         self.plan = plan
         self.cycle = cycle(plan, group, catalog)
+        self.ranks = group.ranks
         self._group = group
         self._catalog = catalog
-        self._cost = codec_cost(plan.precision, machine)
+        self._cost, _ = codec_cost(plan.precision, machine)
         compressor = catalog.compressors[plan.precision.name] if plan.precision else None
         self._always_gathers = compressor is not None and not compressor.elementwise
-        self._warm_up = warm_up(plan)
         self._workload = workload
-        self._buckets = _buckets(plan, workload, catalog)
+        self.buckets = _buckets(plan, workload, catalog)
         self._cached: dict[int, dict[int, tuple[Chain, ...]]] = {}
-
-    @property
-    def buckets(self) -> int:
-        return len(self._buckets)
 
     def at(self, step: int) -> dict[int, tuple[Chain, ...]]:
         """The chains of every rank in order of submission, after the compressor's warm-up."""
         phase = step % self.cycle
         if phase not in self._cached:
-            warm = -(-self._warm_up // self.cycle) * self.cycle
+            warm = -(-warm_up(self.plan) // self.cycle) * self.cycle
             rounds = list(self._rounds(warm + phase))
             self._cached[phase] = {rank: tuple(self._chains(rounds, rank)) for rank in self.ranks}
         return self._cached[phase]
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        return self._group.ranks
 
     def _rounds(self, step: int) -> Iterator[Round]:
         """The rounds of the plan's buckets, or of the backend's own."""
         if not self._catalog.is_native(self.plan):
             yield from compile_rounds(self.plan, self._group, self._workload, step, self._catalog)
             return
-        for bucket in self._buckets:
+        for bucket in self.buckets:
             alone = replace(self._workload, tensors=tuple(reversed(bucket.tensors)))
             whole = replace(self.plan, settings=Settings(bucket=Size(alone.nbytes + 1)))
             for round_ in compile_rounds(whole, self._group, alone, step, self._catalog):
@@ -95,7 +87,7 @@ class StepChains:
     def _chains(self, rounds: Iterable[Round], rank: int) -> Iterator[Chain]:
         own = [r for r in rounds if rank in r.group.ranks]
         for index, of_bucket in groupby(own, key=lambda r: r.bucket):
-            bucket, chain = self._buckets[index], list(of_bucket)
+            bucket, chain = self.buckets[index], list(of_bucket)
             inside_racks = (RACK_SUM_PAYLOAD, RESULT_PAYLOAD)
             if any(r.codec is not None or r.payload.name in inside_racks for r in chain):
                 yield self._compressed(bucket, chain)
@@ -109,15 +101,14 @@ class StepChains:
         back = [r for r in rounds if r.payload.name == RESULT_PAYLOAD]
         beside = [r for r in rounds if r not in compressed and r not in inside and r not in back]
         encode, decode = self._codec_seconds(bucket, compressed)
-        stages = [Stage(0.0, tuple(inside))] if inside else []
-        for number, round_ in enumerate(compressed):
-            stages.append(Stage(0.0 if number else encode, (round_, *([] if number else beside))))
-        if not compressed and beside:
-            stages.append(Stage(0.0, tuple(beside)))
-        if back:
-            stages.append(Stage(decode, tuple(back)))
-            decode = 0.0
-        return Chain(bucket.ready_seconds, tuple(stages), decode, rounds[0].delay)
+        planned = (
+            (0.0, inside),
+            (encode, [*compressed[:1], *beside]),
+            *((0.0, [round_]) for round_ in compressed[1:]),
+            (decode, back),
+        )
+        stages = tuple(Stage(codec, tuple(together)) for codec, together in planned if together)
+        return Chain(bucket.ready_seconds, stages, 0.0 if back else decode, rounds[0].delay)
 
     def _codec_seconds(self, bucket: Bucket, compressed: Sequence[Round]) -> tuple[float, float]:
         if not compressed:
@@ -131,31 +122,19 @@ class StepChains:
         return cost.bucket.value + cost.encode.value * elements, decode * elements
 
 
-def assumed_of_codec(precision: Choice | None, machine: Machine) -> list[str]:
-    """The assumptions about a compressor's speed, in words."""
+def codec_cost(precision: Choice | None, machine: Machine) -> tuple[CodecCost, list[str]]:
+    """The codec cost measured for this choice, or for the same compressor with the most arguments
+    in common, and what is assumed about its speed, in words."""
     if precision is None:
-        return []
-    timed = _timed_like(precision, machine)
-    if timed is None:
-        return ["compressors without measurement: 1 ns per element for encode and decode each"]
-    if _arguments(timed) <= _arguments(str(precision)):
-        return []
-    return ["compressors are as fast as with the arguments that were measured"]
-
-
-def codec_cost(precision: Choice | None, machine: Machine) -> CodecCost:
-    """The codec cost measured for this choice, or for the same compressor with other arguments."""
-    if precision is None:
-        return CodecCost()
-    timed = _timed_like(precision, machine)
-    return ASSUMED_CODEC if timed is None else machine.codecs[timed]
-
-
-def _timed_like(precision: Choice, machine: Machine) -> str | None:
-    """The measured compressor of this name with the most arguments in common."""
+        return CodecCost(), []
     own = _arguments(str(precision))
     same = [text for text in machine.codecs if PlanText.parse(text).preset.name == precision.name]
-    return max(same, key=lambda text: len(own & _arguments(text)), default=None)
+    if not same:
+        assumed = "compressors without measurement: 1 ns per element for encode and decode each"
+        return ASSUMED_CODEC, [assumed]
+    timed = max(same, key=lambda text: len(own & _arguments(text)))
+    assumed = "compressors are as fast as with the arguments that were measured"
+    return machine.codecs[timed], [] if _arguments(timed) <= own else [assumed]
 
 
 def _arguments(text: str) -> set[tuple[str, str]]:

@@ -54,6 +54,8 @@ def fit(cluster: Cluster, trials: Sequence[NetworkTrial]) -> FittedCosts:
     trial are 0, and listed as assumed."""
     ours = _Fit(cluster, [trial for trial in trials if trial.kind != "native"])
     native = _Fit(cluster, [trial for trial in trials if trial.kind == "native"])
+    kinds = {trial.kind for trial in trials}
+    missing = {"chain": "messages that cost nothing", "native": "a backend that costs nothing"}
     message = ours.hop()
     costs = ours.byte(TransportCosts(message=message))
     ours.burst = native.burst = ours.burst_of(costs)
@@ -62,7 +64,7 @@ def fit(cluster: Cluster, trials: Sequence[NetworkTrial]) -> FittedCosts:
         ours=ours.slowdowns(ours.crowding(costs)),
         native=native.crowding(native.native_costs()),
         burst=ours.burst,
-        assumed=tuple(_assumed(trials)),
+        assumed=tuple(text for kind, text in missing.items() if kind not in kinds),
     )
     latency = Duration(round(ours.latency, LATENCY_DIGITS))
     return FittedCosts(replace(cluster, latency=latency), machine)
@@ -75,15 +77,15 @@ class _Fit:
         self.cluster = cluster
         self.latency = cluster.latency.seconds
         self.burst = 0.0
-        self._small = {t.kind: t for t in reversed(trials) if t.nbytes <= MAX_SMALL_TRIAL_BYTES}
-        large = [t for t in trials if t.nbytes > MAX_SMALL_TRIAL_BYTES]
-        self._large = sorted(large, key=lambda trial: trial.nbytes)
+        simulations = [_TrialSimulation(cluster, trial) for trial in trials]
+        self._small = {one.kind: one for one in reversed(simulations) if one.is_small}
+        self._large = sorted((s for s in simulations if not s.is_small), key=lambda s: s.nbytes)
 
     def hop(self) -> FittedValue:
         """Set the latency of a message; return its cost to its receiver."""
         if not {"chain", "star"} <= self._small.keys():
             return FittedValue(0.0)
-        chain, star = self._simulation(self._small["chain"]), self._simulation(self._small["star"])
+        chain, star = self._small["chain"], self._small["star"]
         hop = _root(chain, chain.measured, 0.0, chain.measured)
         message = _root(
             lambda message: star(hop - message, TransportCosts(message=FittedValue(message))),
@@ -96,22 +98,17 @@ class _Fit:
 
     def byte(self, costs: TransportCosts) -> TransportCosts:
         """The costs with that of a byte, from the largest trial that crosses no link."""
-        inside = [t for t in self._large if not concurrent_flows(t.kind, self.cluster)]
+        inside = [s for s in self._large if not concurrent_flows(s.kind, self.cluster)]
         if not inside:
             return costs
-        simulation = self._simulation(inside[-1])
-        byte = _root(
-            lambda byte: simulation(self.latency, replace(costs, byte=FittedValue(byte))),
-            simulation.measured,
-            0.0,
-            simulation.measured / inside[-1].nbytes,
-        )
-        return replace(costs, byte=FittedValue(byte, simulation.spread))
+        slowest = inside[-1].measured / inside[-1].nbytes
+        byte = self._fitted(inside[-1], lambda x: replace(costs, byte=x), slowest)
+        return replace(costs, byte=byte)
 
     def burst_of(self, costs: TransportCosts) -> float:
         """The burst size of links in bytes, if there are two large rings. Their difference gives
         the rate of a busy link; what the shorter takes less than that is the burst."""
-        rings = [self._simulation(trial) for trial in self._large if trial.kind == "ring"]
+        rings = [simulation for simulation in self._large if simulation.kind == "ring"]
         if len(rings) < 2:
             return 0.0
         short, long = rings[0], rings[-1]
@@ -128,7 +125,7 @@ class _Fit:
         return -_root(
             lambda negative: short(self.latency, slowed(inverse), -negative),
             short.measured,
-            -short.trial.nbytes / 2,
+            -short.nbytes / 2,
             0.0,
         )
 
@@ -136,56 +133,61 @@ class _Fit:
         """The backend's costs of a message and of a byte."""
         if (tiny := self._small.get("native")) is None:
             return TransportCosts()
-        simulation = self._simulation(tiny)
-        message = _root(
-            lambda x: simulation(self.latency, TransportCosts(message=FittedValue(x)), self.burst),
-            simulation.measured,
-            0.0,
-            simulation.measured,
-        )
-        return self.byte(TransportCosts(message=FittedValue(message, simulation.spread)))
+        message = self._fitted(tiny, lambda x: TransportCosts(message=x), tiny.measured)
+        return self.byte(TransportCosts(message=message))
 
     def crowding(self, costs: TransportCosts) -> TransportCosts:
         """The costs with the joint share of a link for each number of flows, in rising order."""
-        by_flows: dict[int, dict[str, NetworkTrial]] = {}
-        for trial in self._large:
-            flows = concurrent_flows(trial.kind, self.cluster)
-            if flows and trial.kind not in SLOWDOWN_TRIAL_KINDS:
-                by_flows.setdefault(flows, {})[trial.kind] = trial  # the largest of its kind
+        by_flows: dict[int, dict[str, _TrialSimulation]] = {}
+        for simulation in self._large:
+            flows = concurrent_flows(simulation.kind, self.cluster)
+            if flows and simulation.kind not in SLOWDOWN_TRIAL_KINDS:  # the largest of its kind
+                by_flows.setdefault(flows, {})[simulation.kind] = simulation
         shares: Shares = ()
         for flows, alike in sorted(by_flows.items()):
-            found = [self._share(trial, costs, shares, flows) for trial in alike.values()]
+            found = [self._share(simulation, costs, shares, flows) for simulation in alike.values()]
             shares = (*shares, (flows, _combined(found)))
         return replace(costs, crowding=shares) if shares else costs
 
     def slowdowns(self, costs: TransportCosts) -> TransportCosts:
-        drag: dict[str, FittedValue] = {}
-        largest = {trial.kind: trial for trial in self._large}
-        for kind in SLOWDOWN_TRIAL_KINDS:
-            if kind in largest:
-                simulation = self._simulation(largest[kind])
-                ratio = simulation.measured / simulation(self.latency, costs, self.burst)
-                drag[kind] = FittedValue(max(1.0, ratio), simulation.spread)
-        return replace(costs, drag=tuple(drag.items()))
+        """The costs with the slowdown of the schedules that restart connections."""
+        largest = {simulation.kind: simulation for simulation in self._large}
+        found = [largest[kind] for kind in SLOWDOWN_TRIAL_KINDS if kind in largest]
+        ratios = (one.measured / one(self.latency, costs, self.burst) for one in found)
+        drag = zip(found, ratios, strict=True)
+        return replace(
+            costs, drag=tuple((s.kind, FittedValue(max(1.0, x), s.spread)) for s, x in drag)
+        )
 
     def _share(
-        self, trial: NetworkTrial, costs: TransportCosts, fewer: Shares, flows: int
+        self, simulation: _TrialSimulation, costs: TransportCosts, fewer: Shares, flows: int
     ) -> FittedValue:
-        simulation = self._simulation(trial)
-
-        def crowded(inverse: float) -> TransportCosts:
-            return replace(costs, crowding=(*fewer, (flows, FittedValue(1 / inverse))))
-
         inverse = _root(
-            lambda x: simulation(self.latency, crowded(x), self.burst),
+            lambda x: simulation(
+                self.latency,
+                replace(costs, crowding=(*fewer, (flows, FittedValue(1 / x)))),
+                self.burst,
+            ),
             simulation.measured,
             1 / MAX_BANDWIDTH_SHARE_FRACTION,
             1 / MIN_BANDWIDTH_SHARE_FRACTION,
         )
         return FittedValue(1 / inverse, simulation.spread)
 
-    def _simulation(self, trial: NetworkTrial) -> _TrialSimulation:
-        return _TrialSimulation(self.cluster, trial)
+    def _fitted(
+        self,
+        simulation: _TrialSimulation,
+        costs: Callable[[FittedValue], TransportCosts],
+        most: float,
+    ) -> FittedValue:
+        """The value, from 0 to `most`, with which the costs explain the trial."""
+        value = _root(
+            lambda x: simulation(self.latency, costs(FittedValue(x)), self.burst),
+            simulation.measured,
+            0.0,
+            most,
+        )
+        return FittedValue(value, simulation.spread)
 
 
 def _combined(found: Sequence[FittedValue]) -> FittedValue:
@@ -199,16 +201,14 @@ class _TrialSimulation:
     """A trial's schedules, simulated with other costs than those they were built for."""
 
     def __init__(self, cluster: Cluster, trial: NetworkTrial) -> None:
-        self.trial = trial
+        self.kind, self.nbytes = trial.kind, trial.nbytes
+        self.is_small = trial.nbytes <= MAX_SMALL_TRIAL_BYTES
         self.measured = median(trial.seconds)
+        # The relative standard deviation of the repetitions, estimated without outliers.
+        deviation = median(abs(seconds - self.measured) for seconds in trial.seconds)
+        self.spread = MAD_TO_DEVIATION * deviation / self.measured
         self._cluster = cluster
         self._schedules = schedules(trial.kind, cluster, trial.nbytes)
-
-    @property
-    def spread(self) -> float:
-        """The relative standard deviation of the repetitions, estimated without outliers."""
-        deviations = (abs(seconds - self.measured) for seconds in self.trial.seconds)
-        return MAD_TO_DEVIATION * median(deviations) / self.measured
 
     def __call__(
         self, latency: float, costs: TransportCosts = FREE_TRANSPORT_COSTS, burst: float = 0.0
@@ -246,9 +246,3 @@ def _root(rising: Callable[[float], float], value: float, low: float, high: floa
             below = below / 2 if stayed == "low" else below
             stayed = "low"
     return middle
-
-
-def _assumed(trials: Sequence[NetworkTrial]) -> list[str]:
-    kinds = {trial.kind for trial in trials}
-    missing = {"chain": "messages that cost nothing", "native": "a backend that costs nothing"}
-    return [text for kind, text in missing.items() if kind not in kinds]

@@ -149,7 +149,7 @@ class FlowSimulator:
         message = SimulatedMessage(nbytes, arrived, number, left)
         if not connection.channels:
             self._travel(connection, message)
-            self._plan(self.now, _call, left)
+            self.at(self.now, left)
             return
         connection.messages.append(message)
         if len(connection.messages) == 1:
@@ -249,10 +249,6 @@ class FlowSimulator:
         if channel.dry_at == self.now:  # otherwise its flows have changed since
             channel.tokens, channel.spare = 0.0, 0.0
             self._changed[channel] = None
-
-
-def _call(do: Callable[[], None]) -> None:
-    do()
 
 
 def refill(channels: Iterable[SharedResource], now: float) -> None:

@@ -50,9 +50,10 @@ tables are to be compared by both.
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain, pairwise
 from math import ceil, exp, inf, log
 
 import numpy as np
@@ -62,7 +63,7 @@ from thalweg.catalog import Catalog
 from thalweg.errors import PlanError
 from thalweg.facts import Link, Size, Workload
 from thalweg.plan import Plan
-from thalweg.schedules import Group, connected, traffic
+from thalweg.schedules import Group, Schedule, connected, traffic
 from thalweg.steps import PART_PAYLOAD, Round, compile_rounds, cycle
 
 Matrix = NDArray[np.float64]
@@ -81,9 +82,8 @@ UPLINK_TRAFFIC_WORKLOAD = Workload.of_size(Size.parse("100KB"))  # large enough 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MixingBlock:
-    """The block of W of one exchange, for the members in the order of `ranks`."""
+    """The block of W of one exchange."""
 
-    ranks: tuple[int, ...]
     places: NDArray[np.intp]  # indices of the members among all ranks
     weights: Matrix
     lasts: int = 1  # steps during which its members have no other exchange
@@ -92,16 +92,12 @@ class MixingBlock:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mixing:
-    """The exchanges that begin at each step of a period, or at its first steps. A later exchange
-    of a step averages the results of earlier ones."""
+    """The exchanges of `size` ranks that begin at each step of a period, or at its first steps. A
+    later exchange of a step averages the results of earlier ones."""
 
-    ranks: tuple[int, ...]
+    size: int
     period: int
     steps: tuple[tuple[MixingBlock, ...], ...]
-
-    @property
-    def size(self) -> int:
-        return len(self.ranks)
 
     @property
     def is_connected(self) -> bool:
@@ -109,33 +105,27 @@ class Mixing:
         period's product of W_t converge to the mean of all (von Neumann and Halperin on products
         of projections; for gossip, every W_t has a positive diagonal)."""
         reached = (
-            (block.ranks[i], *(block.ranks[j] for j in np.flatnonzero(block.weights[i])))
+            [(place, *block.places[np.flatnonzero(weights)])]
             for blocks in self.steps
             for block in blocks
-            for i in range(len(block.ranks))
+            for place, weights in zip(block.places, block.weights, strict=True)
         )
-        return connected(self.ranks, ([members] for members in reached))
+        return connected(range(self.size), reached)
 
     @property
     def longest_pause(self) -> int | None:
         """The most steps between two exchanges of a rank; None if a rank has none."""
-        steps_of: dict[int, list[int]] = {rank: [] for rank in self.ranks}
+        steps_of: dict[int, list[int]] = {place: [] for place in range(self.size)}
         for step, blocks in enumerate(self.steps):
-            for block in blocks:
-                for rank in block.ranks:
-                    steps_of[rank].append(step)
+            for place in chain.from_iterable(block.places for block in blocks):
+                steps_of[place].append(step)
         if not all(steps_of.values()):
             return None
-        length = len(self.steps)
         return max(
             later - earlier
             for steps in steps_of.values()
-            for earlier, later in zip(steps, [*steps[1:], steps[0] + length], strict=True)
+            for earlier, later in pairwise([*steps, steps[0] + len(self.steps)])
         )
-
-    def only(self, exchanges: Sequence[MixingBlock]) -> Mixing:
-        """The mixing of a single step with these exchanges."""
-        return Mixing(self.ranks, 1, (tuple(exchanges),))
 
     def mixed(self, step: int, values: Matrix) -> Matrix:
         """W_t times values, which have a row for each rank."""
@@ -158,138 +148,96 @@ def mixing_of(plan: Plan, group: Group, catalog: Catalog) -> Mixing:
         raise PlanError(f"{plan} averages {plan.what.value}, replicas never differ", "try dssync")
     plain = replace(plan, precision=None)
     period = cycle(plain, group, catalog)
-    ranks = tuple(sorted(group.ranks))
-    places = {rank: place for place, rank in enumerate(ranks)}
-    steps = [
-        tuple(_exchanges(rounds, places))
-        for rounds in (
-            compile_rounds(plain, group, ONE_VALUE_WORKLOAD, step, catalog)
-            for step in range(min(period, MAX_MIXING_STEPS))
-        )
-    ]
+    places = {rank: place for place, rank in enumerate(sorted(group.ranks))}
+    steps = []
+    for step in range(min(period, MAX_MIXING_STEPS)):
+        rounds = compile_rounds(plain, group, ONE_VALUE_WORKLOAD, step, catalog)
+        steps.append(tuple(_blocks(rounds, places)))
     if period == len(steps):  # rings alternate their direction, which mixes the same
         period = _repeats(steps)
-    return Mixing(ranks, period, tuple(steps[:period]))
+    return Mixing(group.size, period, tuple(steps[:period]))
 
 
 def _repeats(steps: list[tuple[MixingBlock, ...]]) -> int:
     """The least number of steps after which the exchanges repeat."""
-    seen = [{(each.ranks, each.weights.tobytes(), each.lasts) for each in step} for step in steps]
+    seen = [{(b.places.tobytes(), b.weights.tobytes(), b.lasts) for b in step} for step in steps]
     lengths = (n for n in range(1, len(steps)) if len(steps) % n == 0)
     return next((n for n in lengths if seen == seen[:n] * (len(seen) // n)), len(steps))
 
 
-def _exchanges(rounds: Iterable[Round], places: dict[int, int]) -> Iterator[MixingBlock]:
+def _blocks(rounds: Iterable[Round], places: dict[int, int]) -> Iterator[MixingBlock]:
     """The blocks of a step's rounds; the parts that racks exchange make one average of all."""
     across = None
     for round_ in rounds:
         if round_.payload.name == PART_PAYLOAD:
             across = round_
         elif round_.group.size > 1:
-            yield _exchange(round_, places)
+            members = np.array([places[rank] for rank in round_.schedule.ranks])
+            yield MixingBlock(members, _weights(round_.schedule), round_.lasts, round_.delay)
     if across is not None:
         size = len(places)
-        everybody = np.full((size, size), 1 / size)
-        yield MixingBlock(tuple(places), np.arange(size), everybody, delay=across.delay)
+        yield MixingBlock(np.arange(size), np.full((size, size), 1 / size), delay=across.delay)
 
 
-def _exchange(round_: Round, places: dict[int, int]) -> MixingBlock:
-    members = round_.schedule.ranks
-    weights = np.array([_row(round_, rank, members) for rank in members])
-    return MixingBlock(
-        members,
-        np.array([places[rank] for rank in members], dtype=np.intp),
-        weights,
-        lasts=round_.lasts,
-        delay=round_.delay,
-    )
+def _weights(schedule: Schedule) -> Matrix:
+    """The weights of the mean that the schedule promises to each rank."""
+    rows = []
+    for rank in schedule.ranks:
+        promised = schedule.after.holds(rank, 0)
+        assert isinstance(promised, int), "parameters are averaged without a code"
+        rows.append([(promised >> peer & 1) / promised.bit_count() for peer in schedule.ranks])
+    return np.array(rows)
 
 
-def _row(round_: Round, rank: int, members: tuple[int, ...]) -> list[float]:
-    """The weights of the mean that the round promises to this rank."""
-    promised = round_.schedule.after.holds(rank, 0)
-    assert isinstance(promised, int), "parameters are averaged without a code"
-    return [(promised >> peer & 1) / promised.bit_count() for peer in members]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contraction:
-    gap: float  # 1 - lambda_2
-    sigma_gap: float  # 1 - sigma_2
-    per_step: float
-
-
-def contraction_of(mixing: Mixing) -> Contraction:
+def _contraction(mixing: Mixing) -> tuple[float, float]:
+    """The logarithm of lambda_2, and sigma_2, of the product of a period."""
     if not mixing.is_connected:
-        return Contraction(gap=0.0, sigma_gap=0.0, per_step=1.0)
-    product, scale = _centred(np.eye(mixing.size)), 0.0
-    steps = len(mixing.steps)
-    for step in range(steps):
+        return 0.0, 1.0
+    product, scale = _without_mean(mixing.size), 0.0
+    for step in range(len(mixing.steps)):
         product, scale = _scaled(_centred(mixing.mixed(step, product)), scale)
     sigma = float(np.linalg.norm(product, 2)) * exp(scale)
     eigenvalue = 0.0
     for squaring in range(1, MAX_SQUARING_COUNT + 1):
         product, scale = _scaled(_centred(product @ product), 2 * scale)
-        eigenvalue = scale / 2**squaring  # its logarithm
-    rate = exp(eigenvalue / steps)
-    return Contraction(gap=1 - exp(eigenvalue), sigma_gap=1 - sigma, per_step=rate)
+        eigenvalue = scale / 2**squaring
+    return eigenvalue, sigma
 
 
 def steps_to(mixing: Mixing, eps: float, rate: float) -> int | None:
     """The number of steps k(eps), None if infinite; estimated from the asymptotic `rate` per step
-    where it is large."""
+    where it is large. No W_t increases disagreement, so a window of steps that leaves eps never
+    gets shorter as it moves on."""
     if rate >= 1.0:
         return None
     expected = ceil(log(eps) / log(rate)) if rate > 0 else 0
     if expected > MAX_COUNTED_STEPS:
         return expected
-    window = _MatrixWindow(mixing)
-    longest = 0
+    older: list[Matrix] = []  # products from each step of the window, last to first, to `newer`'s
+    newer, end, longest = _without_mean(mixing.size), 0, 0
     for start in range(min(len(mixing.steps), MAX_START_PHASES)):
-        window.grow(start + longest)
-        while window.left_over() > eps:
-            longest += 1
-            window.grow(start + longest)
-        window.drop_first()
+        if not older:
+            newer = _without_mean(mixing.size)
+            older = [newer]
+            for step in reversed(range(start, end)):
+                older.append(mixing.mixed_first(step, older[-1]))
+        while end < start + longest or np.linalg.norm(newer @ older[-1], 2) > eps:
+            newer, end = _centred(mixing.mixed(end, newer)), end + 1
+        longest = end - start
+        older.pop()
     return longest
-
-
-class _MatrixWindow:
-    """The product of the matrices of consecutive steps, later ones to the left; it drops the first
-    step and appends the next. No W_t increases disagreement, so the longest window never gets
-    shorter and the search goes forward only."""
-
-    def __init__(self, mixing: Mixing) -> None:
-        self.mixing = mixing
-        self.begins = self.ends = 0
-        self.older: deque[Matrix] = deque()  # products from each step to the begin of `newer`
-        self.newer = _centred(np.eye(mixing.size))
-
-    def grow(self, ends: int) -> None:
-        for step in range(self.ends, ends):
-            self.newer = _centred(self.mixing.mixed(step, self.newer))
-        self.ends = max(self.ends, ends)
-
-    def drop_first(self) -> None:
-        if self.begins == self.ends:
-            self.grow(self.ends + 1)
-        if not self.older:
-            product = self.newer = _centred(np.eye(self.mixing.size))
-            for step in reversed(range(self.begins, self.ends)):
-                product = self.mixing.mixed_first(step, product)
-                self.older.appendleft(product)
-        self.older.popleft()
-        self.begins += 1
-
-    def left_over(self) -> float:
-        whole = self.newer @ self.older[0] if self.older else self.newer
-        return float(np.linalg.norm(whole, 2))
 
 
 def _centred(values: Matrix) -> Matrix:
     """The values less their mean over ranks, which rounding errors bring back."""
     means: Matrix = values.mean(axis=0)
     return values - means
+
+
+def _without_mean(size: int) -> Matrix:
+    """The projection on differences to the mean, which is also the covariance of independent steps
+    of variance one, less their mean."""
+    return np.eye(size) - 1 / size
 
 
 def _scaled(product: Matrix, scale: float) -> tuple[Matrix, float]:
@@ -300,45 +248,32 @@ def _scaled(product: Matrix, scale: float) -> tuple[Matrix, float]:
     return product / norm, scale + log(norm)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpectedDrift:
-    """The variance of the replicas after averaging, and before it, both averaged over a period, and
-    the `worst` before averaging."""
-
-    after: float
-    before: float
-    worst: float
-
-
-def expected_drift(mixing: Mixing) -> ExpectedDrift:
-    """The drift of a table of exchanges; infinite if it isn't connected."""
+def expected_drift(mixing: Mixing) -> NDArray[np.float64]:
+    """The variance of the replicas after the averaging of each step; infinite if the exchanges
+    aren't connected. Before averaging it is one step's noise more."""
+    steps, noise = len(mixing.steps), _without_mean(mixing.size)
     if not mixing.is_connected:
-        return ExpectedDrift(after=inf, before=inf, worst=inf)
-    steps, noise = len(mixing.steps), 1 - 1 / mixing.size
-    covariance = _stationary(mixing)
-    apart = np.zeros(steps)
+        return np.full(steps, inf)
+    covariance, drift = _stationary(mixing), np.zeros(steps)
     for step, exchanges in enumerate(mixing.steps):
-        at_once = mixing.only([e for e in exchanges if not e.delay])
-        before = _averaged(at_once, 0, covariance + _noise(mixing.size))
-        covariance = _averaged(mixing, step, covariance + _noise(mixing.size))
-        apart[step] += np.trace(covariance)
+        at_once = Mixing(mixing.size, 1, (tuple(e for e in exchanges if not e.delay),))
+        before = _averaged(at_once, 0, covariance + noise)
+        covariance = _averaged(mixing, step, covariance + noise)
+        drift[step] += np.trace(covariance)
         for exchange in exchanges:
             own = np.diagonal(before - covariance)[exchange.places].sum()
             for later in range(exchange.delay):
-                apart[(step + later) % steps] += own
-    apart /= mixing.size
-    after = float(apart.mean())
-    return ExpectedDrift(after=after, before=after + noise, worst=float(apart.max()) + noise)
+                drift[(step + later) % steps] += own
+    return drift / mixing.size
 
 
 def _stationary(mixing: Mixing) -> Matrix:
     """The matrix A after the last step of a period."""
-    own = np.zeros((mixing.size, mixing.size))  # covariance from one period's noise
-    product = _noise(mixing.size)
+    product = noise = _without_mean(mixing.size)
+    own = np.zeros_like(noise)  # covariance from one period's noise
     for step in range(len(mixing.steps)):
-        own = _averaged(mixing, step, own + _noise(mixing.size))
-        product = mixing.mixed(step, product)
-        product -= product.mean(axis=0)
+        own = _averaged(mixing, step, own + noise)
+        product = _centred(mixing.mixed(step, product))
     for _ in range(MAX_DOUBLING_COUNT):
         more = product @ own @ product.T
         own = own + more
@@ -350,11 +285,6 @@ def _stationary(mixing: Mixing) -> Matrix:
 
 def _averaged(mixing: Mixing, step: int, covariance: Matrix) -> Matrix:
     return mixing.mixed(step, mixing.mixed(step, covariance).T).T
-
-
-def _noise(size: int) -> Matrix:
-    """The covariance of independent steps of variance one, less their mean."""
-    return np.eye(size) - 1 / size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -374,20 +304,17 @@ class MixingSummary:
     longest_pause: int | None  # steps between two exchanges of a rank; None: never
 
 
-def mixing_summary(plan: Plan, group: Group, catalog: Catalog) -> MixingSummary:
-    return mixing_summary_of(mixing_of(plan, group, catalog))
-
-
-def mixing_summary_of(mixing: Mixing) -> MixingSummary:
-    found, apart = contraction_of(mixing), expected_drift(mixing)
+def mixing_summary(mixing: Mixing) -> MixingSummary:
+    (eigenvalue, sigma), drift = _contraction(mixing), float(expected_drift(mixing).mean())
+    rate = exp(eigenvalue / len(mixing.steps))
     return MixingSummary(
         connected=mixing.is_connected,
-        gap=found.gap,
-        sigma_gap=found.sigma_gap,
-        contraction=found.per_step,
-        steps_to_little=steps_to(mixing, SMALL_DISAGREEMENT_RATIO, found.per_step),
-        drift=apart.after,
-        drift_before=apart.before,
+        gap=1 - exp(eigenvalue),
+        sigma_gap=1 - sigma,
+        contraction=rate,
+        steps_to_little=steps_to(mixing, SMALL_DISAGREEMENT_RATIO, rate),
+        drift=drift,
+        drift_before=drift + (1 - 1 / mixing.size),
         period=mixing.period,
         looked_at=len(mixing.steps),
         longest_pause=mixing.longest_pause,

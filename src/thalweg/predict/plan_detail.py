@@ -4,6 +4,7 @@ simulation."""
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -14,12 +15,8 @@ from thalweg.facts import Link, Size
 from thalweg.predict.closed_form.exchange import synchronisation_seconds
 from thalweg.predict.estimate import Estimate
 from thalweg.predict.flow_simulator import simulate
-from thalweg.predict.predictor import (
-    MAX_SIMULATED_STEPS,
-    SIMULATED_WARMUP_STEPS,
-    PredictionInput,
-)
-from thalweg.predict.step_simulator import BucketTimes, SimulatedSteps
+from thalweg.predict.predictor import MAX_SIMULATED_STEPS, PredictionInput
+from thalweg.predict.step_simulator import SIMULATED_WARMUP_STEPS, BucketTimes, RankTimes
 from thalweg.predict.straggler_recurrence import loads
 from thalweg.redundancy import allocation_of, is_compensated, is_relayed
 from thalweg.schedules import traffic
@@ -83,16 +80,16 @@ def plan_detail(given: PredictionInput) -> PlanDetail:
     )
 
 
-def _slowest(simulated: SimulatedSteps) -> tuple[int, tuple[BucketTimes, ...]]:
+def _slowest(simulated: Mapping[int, RankTimes]) -> tuple[int, tuple[BucketTimes, ...]]:
     """The rank whose last step was longest, and the times of its buckets."""
 
-    def began(rank: int) -> float:
-        ended = simulated.marks[rank].ended
-        return ended[-2] if len(ended) > 1 else 0.0
+    def last_step(rank: int) -> float:
+        ended = simulated[rank].ended
+        return ended[-1] - ended[-2]
 
-    rank = max(simulated.marks, key=lambda r: simulated.marks[r].ended[-1] - began(r))
-    marks, since = simulated.marks[rank], began(rank)
-    last = len(marks.ended) - 1
+    rank = max(simulated, key=last_step)
+    marks = simulated[rank]
+    last, since = len(marks.ended) - 1, marks.ended[-2]
     step = last - SIMULATED_WARMUP_STEPS
     return rank, tuple(
         BucketTimes(step, one.handed_in - since, one.began - since, max(0.0, one.ended - since))

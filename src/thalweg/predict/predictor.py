@@ -12,7 +12,7 @@ and the error of assumptions, each weighted by its part of the step.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import hypot
 
 import numpy as np
@@ -23,9 +23,14 @@ from thalweg.facts import Cluster, Machine, TransportCosts, Workload
 from thalweg.plan import Plan
 from thalweg.predict import straggler_recurrence as stragglers
 from thalweg.predict.closed_form.step import closed_form_breakdown
-from thalweg.predict.compiled_step import StepChains, assumed_of_codec, codec_cost
+from thalweg.predict.compiled_step import StepChains, codec_cost
 from thalweg.predict.estimate import Breakdown, Estimate
-from thalweg.predict.step_simulator import RankTimes, SimulatedSteps, simulate_steps
+from thalweg.predict.step_simulator import (
+    SIMULATED_WARMUP_STEPS,
+    RankTimes,
+    mean_step_seconds,
+    simulate_steps,
+)
 from thalweg.redundancy import (
     allocation_of,
     fastest,
@@ -39,7 +44,6 @@ from thalweg.steps import travelling
 
 MAX_SIMULATED_MESSAGES = 20_000  # per step
 MAX_SIMULATED_STEPS = 16  # of a long period
-SIMULATED_WARMUP_STEPS = 2
 DEVIATIONS_OF_80_PERCENT = 1.2816  # standard deviations to either side
 SIMULATION_ERROR_FRACTION = 0.05  # of communication, if all inputs are exact
 CLOSED_FORM_ERROR_FRACTION = 0.10  # of communication
@@ -67,44 +71,33 @@ def predict(
     declared  the cluster that the run lays its schedules out for, if that isn't the measured one
     by_form   use the closed form, however small the cluster; PlanError if the plan has none
     """
-    given = prediction_input(plan, cluster, workload, machine, declared=declared, catalog=catalog)
+    given = PredictionInput(plan, cluster, workload, machine, declared=declared, catalog=catalog)
     return given.estimate(by_form)
 
 
-def prediction_input(
-    plan: Plan | str,
-    cluster: Cluster,
-    workload: Workload,
-    machine: Machine | None = None,
-    *,
-    declared: Cluster | None = None,
-    catalog: Catalog | None = None,
-) -> PredictionInput:
-    """The input of a prediction from the arguments of `predict`."""
-    catalog = catalog or default_catalog()
-    plan = parse_plan(plan, catalog) if isinstance(plan, str) else plan
-    if plan.topology.name == "auto":
-        raise PlanError("auto has no step time before it has chosen", "name a plan, or use advise")
-    return PredictionInput(
-        plan=plan,
-        group=Group.everybody(declared or cluster),
-        cluster=cluster,
-        workload=travelling(plan, workload),
-        machine=machine or FREE_MACHINE,
-        catalog=catalog,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionInput:
-    """A plan, and all that its step time depends on."""
+    """A plan, and all that its step time depends on, from the arguments of `predict`."""
 
-    plan: Plan
-    group: Group
-    cluster: Cluster
-    workload: Workload
-    machine: Machine
-    catalog: Catalog
+    def __init__(
+        self,
+        plan: Plan | str,
+        cluster: Cluster,
+        workload: Workload,
+        machine: Machine | None = None,
+        *,
+        declared: Cluster | None = None,
+        catalog: Catalog | None = None,
+    ) -> None:
+        self.catalog = catalog or default_catalog()
+        self.plan = parse_plan(plan, self.catalog) if isinstance(plan, str) else plan
+        if self.plan.topology.name == "auto":
+            raise PlanError(
+                "auto has no step time before it has chosen", "name a plan, or use advise"
+            )
+        self.group = Group.everybody(declared or cluster)
+        self.cluster = cluster
+        self.workload = travelling(self.plan, workload)
+        self.machine = machine or FREE_MACHINE
 
     @property
     def transport_costs(self) -> TransportCosts:
@@ -130,15 +123,11 @@ class PredictionInput:
     def estimate(self, by_form: bool = False) -> Estimate:
         """The result of `predict`."""
         parts, form = self.parts(by_form)
-        costs, codec = self.transport_costs, codec_cost(self.plan.precision, self.machine)
-        assumed = (
-            *self.cluster.assumed,
-            *self.machine.assumed,
-            *assumed_of_codec(self.plan.precision, self.machine),
-        )
-        by_simulation = form == BY_SIMULATION
+        costs = self.transport_costs
+        codec, assumed_of_codec = codec_cost(self.plan.precision, self.machine)
+        assumed = (*self.cluster.assumed, *self.machine.assumed, *assumed_of_codec)
         transfer_error = hypot(
-            SIMULATION_ERROR_FRACTION if by_simulation else CLOSED_FORM_ERROR_FRACTION,
+            SIMULATION_ERROR_FRACTION if form == BY_SIMULATION else CLOSED_FORM_ERROR_FRACTION,
             max(costs.byte.spread, *(share.spread for _, share in costs.crowding)),
             costs.slowdown_of(self.plan.topology.name).spread,
             ASSUMED_ERROR_FRACTION if assumed else 0.0,
@@ -181,14 +170,14 @@ class PredictionInput:
 
     def simulated(
         self, chains: StepChains, shares: Mapping[int, float] | None = None
-    ) -> SimulatedSteps:
+    ) -> Mapping[int, RankTimes]:
         """The simulated steps. If the plan leaves open whether compression overlaps with backward,
         both are simulated and the faster counts, as in a run."""
-        steps = min(chains.cycle, MAX_SIMULATED_STEPS) + SIMULATED_WARMUP_STEPS
+        steps = min(chains.cycle, MAX_SIMULATED_STEPS)
         if chains.cycle > MAX_SIMULATED_STEPS and self.plan.cadence.every > 1:
-            steps = self.plan.cadence.every * 2 + SIMULATED_WARMUP_STEPS
+            steps = self.plan.cadence.every * 2
         overlap = self.plan.settings.overlap
-        both = overlap is None and self.plan.precision is not None and chains.buckets > 1
+        both = overlap is None and self.plan.precision is not None and len(chains.buckets) > 1
         found = [
             simulate_steps(
                 chains,
@@ -197,13 +186,12 @@ class PredictionInput:
                 self.machine,
                 self.workload.costs,
                 steps,
-                skipped=SIMULATED_WARMUP_STEPS,
                 serial=serial,
                 shares=shares,
             )
             for serial in ((False, True) if both else (overlap is False,))
         ]
-        return min(found, key=lambda one: one.seconds)
+        return min(found, key=mean_step_seconds)
 
     @property
     def _has_stragglers(self) -> bool:
@@ -214,7 +202,7 @@ class PredictionInput:
         """The breakdown of a plan whose rounds wait for all of their members."""
         chains, ranks, compute = self.chains(), self.group.ranks, self.compute()
         simulated = self.simulated(chains)
-        parts = self._breakdown(simulated.seconds, chains, compute)
+        parts = self._breakdown(mean_step_seconds(simulated), chains, compute)
         if not self._has_stragglers:
             return parts
         if not self.plan.averages_parameters:
@@ -240,7 +228,7 @@ class PredictionInput:
             allocation = allocation_of(self.plan, self.group, self.catalog)
             shares = stragglers.loads(allocation, ranks)
             quorum = stragglers.decodes(allocation, ranks)
-        seconds = self.simulated(chains, shares).seconds
+        seconds = mean_step_seconds(self.simulated(chains, shares))
         compute = np.array([self.compute(shares[rank]) for rank in ranks])
         longest = float(compute.max())
         parts = self._breakdown(seconds, chains, longest)
@@ -274,25 +262,24 @@ class PredictionInput:
 
     def _codec_seconds(self, chains: StepChains) -> tuple[float, float]:
         """The seconds of encoding and of decoding on the busiest rank, averaged over a period."""
-        encode = decode = 0.0
         steps = min(chains.cycle, MAX_SIMULATED_STEPS)
+        busiest = []
         for step in range(steps):
             by_rank = (
                 (sum(s.codec for c in own for s in c.stages), sum(c.decode for c in own))
                 for own in chains.at(step).values()
             )
-            busiest = max(by_rank, key=sum)
-            encode, decode = encode + busiest[0] / steps, decode + busiest[1] / steps
-        return encode, decode
+            busiest.append(max(by_rank, key=sum))
+        return sum(e / steps for e, _ in busiest), sum(d / steps for _, d in busiest)
 
 
 def _group_exchanges(
-    chains: StepChains, simulated: SimulatedSteps, group: Group
+    chains: StepChains, simulated: Mapping[int, RankTimes], group: Group
 ) -> list[list[stragglers.GroupExchange]]:
     """The groups of each simulated step, and the seconds of their exchange after the last arrival
     of a member."""
     index = {rank: i for i, rank in enumerate(group.ranks)}
-    steps = len(next(iter(simulated.marks.values())).ended)
+    steps = len(next(iter(simulated.values())).ended)
     found = []
     for step in range(SIMULATED_WARMUP_STEPS, steps):
         delays = {
@@ -306,7 +293,7 @@ def _group_exchanges(
             [
                 stragglers.GroupExchange(
                     tuple(index[rank] for rank in members),
-                    _seconds([simulated.marks[rank] for rank in members], step, delayed=delay > 0),
+                    _seconds([simulated[rank] for rank in members], step, delayed=delay > 0),
                     delay,
                 )
                 for members, delay in delays.items()

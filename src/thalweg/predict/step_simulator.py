@@ -13,10 +13,11 @@ Encoding and decoding take the engine's time, and during backward also some of b
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import fmean
+from typing import TypeAlias
 
 from thalweg.facts import Cluster, Costs, Machine, TransportCosts
 from thalweg.predict.compiled_step import Chain, StepChains
@@ -24,18 +25,19 @@ from thalweg.predict.flow_simulator import FlowSimulator
 from thalweg.predict.schedule_run import ScheduleRun
 from thalweg.steps import MAX_CHAINS_IN_FLIGHT, Round
 
-Shares = Mapping[int, float]
-"""The number of N-th parts of the batch that each rank computes."""
+SIMULATED_WARMUP_STEPS = 2
+Process: TypeAlias = Iterator[Callable[[Callable[[], None]], None]]
+"""What a thread does, from one wait to the next: each wait gets the function that continues it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class BucketTimes:
     """The times at which one rank submits a bucket, begins to exchange it, and has its result."""
 
     step: int
     handed_in: float
-    began: float
-    ended: float
+    began: float = 0.0
+    ended: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,19 +49,10 @@ class RankTimes:
     passages: list[BucketTimes] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimulatedSteps:
-    marks: Mapping[int, RankTimes]
-    skipped: int  # warm-up steps
-
-    @property
-    def seconds(self) -> float:
-        """The mean step time over ranks."""
-        return fmean(self._step_seconds(marks.ended) for marks in self.marks.values())
-
-    def _step_seconds(self, ended: list[float]) -> float:
-        since = ended[self.skipped - 1] if self.skipped else 0.0
-        return (ended[-1] - since) / (len(ended) - self.skipped)
+def mean_step_seconds(marks: Mapping[int, RankTimes]) -> float:
+    """The mean step time over ranks and steps, after the warm-up."""
+    warm, ended = SIMULATED_WARMUP_STEPS, [times.ended for times in marks.values()]
+    return fmean((times[-1] - times[warm - 1]) / (len(times) - warm) for times in ended)
 
 
 def simulate_steps(
@@ -70,221 +63,171 @@ def simulate_steps(
     costs: Costs,
     steps: int,
     *,
-    skipped: int = 1,
     serial: bool = False,
-    shares: Shares | None = None,
-) -> SimulatedSteps:
-    """The simulation of `steps` steps; with `serial`, buckets are submitted after backward."""
+    shares: Mapping[int, float] | None = None,
+) -> dict[int, RankTimes]:
+    """The times of each rank in `steps` simulated steps and the warm-up. With `serial`, buckets are
+    submitted after backward; `shares` are the N-th parts of the batch that each rank computes."""
     flows = FlowSimulator(cluster, transport, machine.burst)
+    steps += SIMULATED_WARMUP_STEPS
     job = _SharedExchanges(chains, flows, costs, steps, machine.contention, serial)
     ranks = [_SimulatedRank(job, rank, (shares or {}).get(rank, 1.0)) for rank in chains.ranks]
     for rank in ranks:
-        rank.begin()
+        _advance(rank.steps())
     flows.run()
-    return SimulatedSteps(marks={rank.number: rank.marks for rank in ranks}, skipped=skipped)
+    return {rank.number: rank.marks for rank in ranks}
 
 
+def _advance(process: Process) -> None:
+    """Continue a process up to its next wait."""
+    wait = next(process, None)
+    if wait is not None:
+        wait(partial(_advance, process))
+
+
+@dataclass(slots=True)
 class _SharedExchanges:
     """The exchanges in flight and the settings, shared by all ranks."""
 
-    def __init__(
-        self,
-        chains: StepChains,
-        flows: FlowSimulator,
-        costs: Costs,
-        steps: int,
-        contention: float,
-        serial: bool,
-    ) -> None:
-        self.chains = chains
-        self.flows = flows
-        self.costs = costs
-        self.steps = steps
-        self.contention = contention
-        self.serial = serial
-        self._runs: dict[tuple[int, int, tuple[int, ...]], ScheduleRun] = {}
-        self._waiting: dict[tuple[int, int, tuple[int, ...]], dict[int, Callable[[], None]]] = {}
+    chains: StepChains
+    flows: FlowSimulator
+    costs: Costs
+    steps: int
+    contention: float
+    serial: bool
+    _runs: dict[
+        tuple[int, int, tuple[int, ...]], tuple[ScheduleRun, dict[int, Callable[[], None]]]
+    ] = field(default_factory=dict)
 
     def join(self, step: int, round_: Round, rank: int, ended: Callable[[], None]) -> None:
         """Begin the rank's part of the round; `ended` is called at its end."""
         key = step, round_.number, round_.group.ranks
         if key not in self._runs:
-            waiting = self._waiting[key] = {}
+            waiting: dict[int, Callable[[], None]] = {}
             run = self.flows.exchange(round_.schedule, lambda member: waiting.pop(member)())
-            self._runs[key] = run
-        self._waiting[key][rank] = ended
-        self._runs[key].start(rank)
-
-
-class _SimulatedEngine:
-    """The communication thread of one rank."""
-
-    def __init__(self, job: _SharedExchanges, rank: _SimulatedRank) -> None:
-        self._job = job
-        self._flows = job.flows
-        self._rank = rank
-        self._queue: deque[_ChainInFlight] = deque()
-        self._in_flight = 0
-        self._busy_until = 0.0
-
-    def submit(self, chain: _ChainInFlight) -> None:
-        self._queue.append(chain)
-        self._begin_waiting()
-
-    def _begin_waiting(self) -> None:
-        while self._queue and self._in_flight < MAX_CHAINS_IN_FLIGHT:
-            self._in_flight += 1
-            chain = self._queue.popleft()
-            chain.began = self._flows.now
-            self._advance(chain)
-
-    def _advance(self, chain: _ChainInFlight) -> None:
-        if chain.stage == len(chain.chain.stages):
-            self._work(chain.chain.decode, lambda: self._over(chain))
-            return
-        stage = chain.chain.stages[chain.stage]
-        chain.left = len(stage.rounds)
-        self._work(stage.codec, lambda: self._begin(chain))
-
-    def _begin(self, chain: _ChainInFlight) -> None:
-        for round_ in chain.chain.stages[chain.stage].rounds:
-            self._job.join(chain.step, round_, self._rank.number, lambda: self._ended(chain))
-
-    def _ended(self, chain: _ChainInFlight) -> None:
-        chain.left -= 1
-        if not chain.left:
-            chain.stage += 1
-            self._advance(chain)
-
-    def _over(self, chain: _ChainInFlight) -> None:
-        self._in_flight -= 1
-        chain.over = True
-        times = BucketTimes(chain.step, chain.handed_in, chain.began, self._flows.now)
-        self._rank.marks.passages.append(times)
-        self._rank.resume()
-        self._begin_waiting()
-
-    def _work(self, seconds: float, then: Callable[[], None]) -> None:
-        if not seconds:
-            then()
-            return
-        self._rank.slow_backward(seconds)
-        self._busy_until = max(self._flows.now, self._busy_until) + seconds
-        self._flows.at(self._busy_until, then)
-
-
-@dataclass(slots=True, eq=False)
-class _ChainInFlight:
-    chain: Chain
-    step: int
-    handed_in: float
-    began: float = 0.0
-    stage: int = 0
-    left: int = 0  # rounds of this stage
-    over: bool = False
+            self._runs[key] = run, waiting
+        run, waiting_there = self._runs[key]
+        waiting_there[rank] = ended
+        run.start(rank)
 
 
 class _SimulatedRank:
+    """The training thread of a rank, and its engine, which exchanges buckets."""
+
     def __init__(self, job: _SharedExchanges, number: int, shares: float) -> None:
         self.number = number
         self.marks = RankTimes()
         self._job = job
         self._flows = job.flows
-        self._engine = _SimulatedEngine(job, self)
         self._shares = shares
         self._step = 0
-        self._codec_seconds = 0.0  # by which codecs delay backward
         self._computes = False
-        self._in_flight: list[tuple[int, _ChainInFlight]] = []  # by the step at which it is due
-        self._then: Callable[[], None] | None = None  # called when all due results have arrived
+        self._codec_seconds = 0.0  # by which codecs delay backward
+        self._due: dict[BucketTimes, int] = {}  # buckets in flight, by the step that needs them
+        self._continue: Callable[[], None] | None = None  # when all due results have arrived
+        self._queue: deque[tuple[Chain, BucketTimes]] = deque()
+        self._exchanging = 0
+        self._engine_busy_until = 0.0
 
-    def begin(self) -> None:
-        chains, costs = self._job.chains.at(self._step)[self.number], self._job.costs
+    def steps(self) -> Process:
+        """The process of the training thread."""
+        job, costs = self._job, self._job.costs
         forward = costs.forward.seconds * self._shares
         backward = costs.backward.seconds * self._shares
-        self._computes, self._codec_seconds = True, 0.0
-        if self._job.chains.plan.averages_parameters:
-            compute = forward + backward + costs.optimizer.seconds
-            self._compute([(compute, lambda: self._average(chains))])
-            return
-        milestones: list[tuple[float, Callable[[], None]]] = []
-        if not self._job.serial:
-            for chain in chains:
-                moment = forward + min(chain.ready * self._shares, backward)
-                milestones.append((moment, partial(self._submit, chain)))
-        milestones.append((forward + backward, lambda: self._end_backward(chains)))
-        self._compute(milestones)
+        plan, optimizer = job.chains.plan, costs.optimizer.seconds
+        for self._step in range(job.steps):
+            chains = job.chains.at(self._step)[self.number]
+            self._computes, self._codec_seconds = True, 0.0
+            if plan.averages_parameters:
+                yield from self._compute(forward + backward + optimizer)
+                self._end_compute()
+                yield self._wait_for_results
+                late = [chain for chain in chains if plan.cadence.two_levels and chain.delay]
+                self._submit([chain for chain in chains if chain not in late])
+                yield self._wait_for_results
+                self._submit(late)
+            else:
+                moment = 0.0
+                for chain in chains if not job.serial else ():
+                    before, moment = moment, forward + min(chain.ready * self._shares, backward)
+                    yield from self._compute(moment - before)
+                    self._submit([chain])
+                yield from self._compute(forward + backward - moment)
+                self._end_compute()
+                self._submit(chains if job.serial else ())
+                yield self._wait_for_results
+                yield partial(self._sleep, optimizer)
+            self.marks.ended.append(self._flows.now)
 
-    def slow_backward(self, seconds: float) -> None:
-        """Account for a codec that computes at the same time."""
+    def _compute(self, seconds: float) -> Process:
+        """Compute for this time, and as much longer as concurrent codecs take."""
+        yield partial(self._sleep, max(0.0, seconds))
+        while self._codec_seconds:
+            delay, self._codec_seconds = self._codec_seconds, 0.0
+            yield partial(self._sleep, delay)
+
+    def _end_compute(self) -> None:
+        self._computes = False
+        self.marks.computed.append(self._flows.now)
+
+    def _sleep(self, seconds: float, then: Callable[[], None]) -> None:
+        self._flows.at(self._flows.now + seconds, then)
+
+    def _wait_for_results(self, then: Callable[[], None]) -> None:
+        self._continue = then
+        self._continue_if_due()
+
+    def _continue_if_due(self) -> None:
+        """Continue a waiting training thread if all results that are due have arrived."""
+        then = self._continue
+        if then is not None and all(due > self._step for due in self._due.values()):
+            self._continue = None
+            then()
+
+    def _submit(self, chains: Sequence[Chain]) -> None:
+        for chain in chains:
+            bucket = BucketTimes(self._step, self._flows.now)
+            self._due[bucket] = self._step + chain.delay
+            self._queue.append((chain, bucket))
+            self._begin_exchanges()
+
+    def _begin_exchanges(self) -> None:
+        while self._queue and self._exchanging < MAX_CHAINS_IN_FLIGHT:
+            self._exchanging += 1
+            _advance(self._exchange(*self._queue.popleft()))
+
+    def _exchange(self, chain: Chain, bucket: BucketTimes) -> Process:
+        """The process of one chain on the engine."""
+        bucket.began = self._flows.now
+        for stage in chain.stages:
+            if stage.codec:
+                yield partial(self._run_codec, stage.codec)
+            yield partial(self._join, bucket.step, stage.rounds)
+        if chain.decode:
+            yield partial(self._run_codec, chain.decode)
+        bucket.ended = self._flows.now
+        self._exchanging -= 1
+        del self._due[bucket]
+        self.marks.passages.append(bucket)
+        self._continue_if_due()
+        self._begin_exchanges()
+
+    def _run_codec(self, seconds: float, then: Callable[[], None]) -> None:
+        """Encode or decode, which slows down backward, too."""
         if self._computes:
             self._codec_seconds += seconds * self._job.contention
+        self._engine_busy_until = max(self._flows.now, self._engine_busy_until) + seconds
+        self._flows.at(self._engine_busy_until, then)
 
-    def _compute(
-        self, milestones: list[tuple[float, Callable[[], None]]], since: float = 0.0
-    ) -> None:
-        """Reach the milestones one after the other, each delayed by concurrent codecs."""
-        (moment, act), *others = milestones
+    def _join(self, step: int, rounds: Sequence[Round], then: Callable[[], None]) -> None:
+        """Take part in concurrent rounds; `then` is called when all have ended."""
+        left = len(rounds)
 
-        def reach() -> None:
-            if self._codec_seconds:
-                delay, self._codec_seconds = self._codec_seconds, 0.0
-                self._flows.at(self._flows.now + delay, reach)
-                return
-            act()
-            if others:
-                self._compute(others, moment)
+        def ended() -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                then()
 
-        self._flows.at(self._flows.now + max(0.0, moment - since), reach)
-
-    def _end_backward(self, chains: tuple[Chain, ...]) -> None:
-        self._computes = False
-        self.marks.computed.append(self._flows.now)
-        if self._job.serial:
-            for chain in chains:
-                self._submit(chain)
-        optimizer = self._job.costs.optimizer.seconds
-        self._wait(lambda: self._flows.at(self._flows.now + optimizer, self._end))
-
-    def _average(self, chains: tuple[Chain, ...]) -> None:
-        """After the optimizer's step, apply the results that are due and submit parameters."""
-        self._computes = False
-        self.marks.computed.append(self._flows.now)
-        self._wait(lambda: self._submit_parameters(chains))
-
-    def _submit_parameters(self, chains: tuple[Chain, ...]) -> None:
-        two_levels = self._job.chains.plan.cadence.two_levels
-        delayed = [chain for chain in chains if two_levels and chain.delay]
-        for chain in chains:
-            if not (two_levels and chain.delay):
-                self._submit(chain)
-
-        def rest() -> None:
-            for chain in delayed:
-                self._submit(chain)
-            self._end()
-
-        self._wait(rest)
-
-    def _submit(self, chain: Chain) -> None:
-        submitted = _ChainInFlight(chain, self._step, self._flows.now)
-        self._in_flight.append((self._step + chain.delay, submitted))
-        self._engine.submit(submitted)
-
-    def _wait(self, then: Callable[[], None]) -> None:
-        self._then = then
-        self.resume()
-
-    def resume(self) -> None:
-        """Continue if all results that are due have arrived."""
-        self._in_flight = [(due, chain) for due, chain in self._in_flight if not chain.over]
-        if self._then is None or any(due <= self._step for due, _ in self._in_flight):
-            return
-        then, self._then = self._then, None
-        then()
-
-    def _end(self) -> None:
-        self.marks.ended.append(self._flows.now)
-        self._step += 1
-        if self._step < self._job.steps:
-            self.begin()
+        for round_ in rounds:
+            self._job.join(step, round_, self.number, ended)

@@ -13,10 +13,10 @@ root, and receives parameters. The root's NIC serves one worker after the other,
 at the same time; its own worker crosses no link. No worker may be more than `staleness` steps ahead
 of the slowest.
 
-Where all wait for all, nothing need be drawn. The wait for all of N is their expected maximum; the
-wait for all but s is the order statistic of rank N-s. Both are integrals over time:
+Where all wait for all, nothing need be drawn. The wait is the expected maximum of all N, an
+integral over time:
 
-    E[k-th of N] = integral over t of P(fewer than k of N have arrived at t)
+    E[last of N] = integral over t of P(not all of N have arrived at t)
 
 A host is on time, or with probability p late by its delay; hosts may differ. They are independent:
 a common cause, like a congested uplink, is not modelled.
@@ -27,8 +27,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
-from math import log
+from heapq import heapify, heappop, heappush
+from math import log, prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -166,68 +166,35 @@ def async_step_seconds(
     back = {rank: seconds(root, rank) if rank != root else 0.0 for rank in ranks}
     delay = {rank: cluster.seconds_between(rank, root) + costs.message.value for rank in ranks}
     steps = min(SIMULATED_STEPS_PER_WORKER, len(late))
-    taken = dict.fromkeys(ranks, 0)
-    ended: dict[int, list[float]] = {rank: [] for rank in ranks}
-    computed: list[tuple[float, int]] = []
+    taken, ended = dict.fromkeys(ranks, 0), dict.fromkeys(ranks, 0.0)
+    index = {rank: i for i, rank in enumerate(ranks)}
+    computed = [(compute + float(late[0][index[rank]]), rank) for rank in ranks]
+    heapify(computed)
     waiting: list[tuple[float, int]] = []
     into = out = 0.0  # the times from which the root's NIC is free, in each direction
-    index = {rank: i for i, rank in enumerate(ranks)}
-    for rank in ranks:
-        heappush(computed, (compute + float(late[0][index[rank]]), rank))
     while computed:
         moment, rank = heappop(computed)
         into = max(into, moment) + there[rank]
         out = max(out, into + delay[rank]) + back[rank]
-        now = out + delay[rank] if rank != root else moment
+        ended[rank] = out + delay[rank] if rank != root else moment
         taken[rank] += 1
-        ended[rank].append(now)
-        waiting.append((now, rank))
-        slowest = min(taken.values())
-        for back_at, worker in list(waiting):
-            if taken[worker] >= steps:
-                waiting.remove((back_at, worker))
-            elif taken[worker] <= slowest + staleness:
-                waiting.remove((back_at, worker))
-                delayed = float(late[taken[worker]][index[worker]])
-                heappush(computed, (max(back_at, moment) + compute + delayed, worker))
-    return sum(times[-1] for times in ended.values()) / (len(ranks) * steps)
+        if taken[rank] < steps:
+            waiting.append((ended[rank], rank))
+        limit = min(taken.values()) + staleness
+        for back_at, worker in [one for one in waiting if taken[one[1]] <= limit]:
+            waiting.remove((back_at, worker))
+            delayed = float(late[taken[worker]][index[worker]])
+            heappush(computed, (max(back_at, moment) + compute + delayed, worker))
+    return sum(ended.values()) / (len(ranks) * steps)
 
 
 def expected_latest(hosts: Sequence[StragglerDelay]) -> float:
-    """The expected seconds until the last host has arrived."""
-    return expected_arrival(hosts, len(hosts))
-
-
-def expected_arrival(hosts: Sequence[StragglerDelay], number: int) -> float:
-    """The expected seconds until `number` hosts have arrived: the delays divide time into
-    intervals, in each of which the number of missing hosts is a sum of independent events."""
-    spare = len(hosts) - number
+    """The expected seconds until the last host has arrived: the delays divide time into intervals,
+    in each of which no host is missing with a product of independent probabilities."""
     seconds = start = 0.0
     for stop in sorted({host.delay.seconds for host in hosts if host.probability > 0}):
-        out = [host.probability for host in hosts if host.delay.seconds >= stop]
-        seconds += (stop - start) * chance_of_more(out, spare)
+        late = Counter(host.probability for host in hosts if host.delay.seconds >= stop)
+        none = (float(np.exp(n * log(1 - p))) if p < 1 else 0.0 for p, n in late.items())
+        seconds += (stop - start) * max(0.0, 1.0 - prod(none))
         start = stop
     return seconds
-
-
-def chance_of_more(chances: Sequence[float], number: int) -> float:
-    """The probability that more than `number` of these independent events happen."""
-    happening = np.ones(1)
-    for chance, times in Counter(chances).items():
-        happening = np.convolve(happening, binomial(times, chance)[: number + 1])[: number + 1]
-    if number >= len(chances):
-        return 0.0
-    return max(0.0, 1.0 - float(happening.sum()))
-
-
-def binomial(trials: int, chance: float) -> NDArray[np.float64]:
-    """The probability of 0, 1, ..., `trials` successes, in logarithms so that 100,000 trials don't
-    underflow: P(k+1) / P(k) = (n-k)/(k+1) p/(1-p)."""
-    if chance in (0.0, 1.0):
-        certain = np.zeros(trials + 1)
-        certain[round(trials * chance)] = 1.0
-        return certain
-    k = np.arange(trials)
-    ratios = np.log((trials - k) / (k + 1.0)) + log(chance / (1 - chance))
-    logs = trials * log(1 - chance) + np.concatenate(([0.0], np.cumsum(ratios)))
-    return np.asarray(np.exp(logs), np.float64)

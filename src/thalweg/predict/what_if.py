@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from math import isfinite
 
 from thalweg.errors import UsageError
@@ -46,11 +46,7 @@ class WhatIf:
             replace(tensor, ready=None if tensor.ready is None else faster(tensor.ready))
             for tensor in workload.tensors
         )
-        less = Costs(
-            forward=faster(costs.forward),
-            backward=faster(costs.backward),
-            optimizer=faster(costs.optimizer),
-        )
+        less = Costs(**{each.name: faster(getattr(costs, each.name)) for each in fields(costs)})
         return replace(workload, tensors=tensors, costs=less)
 
 

@@ -57,7 +57,7 @@ def distance_bound(mixing: Mixing, problem: Problem, lr: float) -> DistanceBound
     rate = lr * problem.convexity
     variance, reached = problem.noise**2, reach(mixing)
     gain = lr * problem.smoothness * latest(mixing) * reached if latest(mixing) else 0.0
-    noise = variance * expected_drift(mixing).worst
+    noise = variance * (float(expected_drift(mixing).max()) + 1 - 1 / mixing.size)
     constant = (problem.heterogeneity * reached) ** 2 if problem.heterogeneity else 0.0
     return DistanceBound(
         of_mean=lr * variance / (mixing.size * problem.convexity * (2 - rate)),

@@ -84,8 +84,8 @@ def test_noise_alone_makes_the_expected_drift(name: str) -> None:
         if number >= settling:
             measured.append(drift(list(replicas.values)).absolute ** 2 / 400)
     expected = expected_drift(table)
-    assert np.mean(measured) == pytest.approx(expected.after, rel=0.05)
-    assert max(measured) < 1.1 * expected.worst
+    assert np.mean(measured) == pytest.approx(expected.mean(), rel=0.05)
+    assert max(measured) < 1.1 * (expected.max() + 1 - 1 / WORKERS)
 
 
 @pytest.mark.parametrize("heterogeneity", [0.0, 1.0])
@@ -119,7 +119,7 @@ def test_the_bound_says_something() -> None:
     """Within a few times of what is measured, for noise; heterogeneity is taken at its worst."""
     table = TABLES["base"]
     bound = distance_bound(table, Problem(smoothness=L, convexity=MU, noise=1.0), LR)
-    assert bound.apart == pytest.approx(LR**2 * expected_drift(table).before)
+    assert bound.apart == pytest.approx(LR**2 * (expected_drift(table).mean() + 1 - 1 / WORKERS))
     assert bound.of_mean == pytest.approx(LR / (WORKERS * MU * (2 - LR * MU)))
 
 
@@ -129,8 +129,8 @@ def test_where_nothing_is_promised() -> None:
     assert distance_bound(TABLES["base"], problem, 0.99).apart < inf
     assert distance_bound(TABLES["slow rack"], problem, 0.1).apart == inf
     half = np.full((2, 2), 0.5)
-    steps = tuple((MixingBlock(pair, np.array(pair), half),) for pair in [(0, 2), (1, 3)])
-    assert distance_bound(Mixing((0, 1, 2, 3), 2, steps), problem, LR).apart == inf
+    steps = tuple((MixingBlock(np.array(pair), half),) for pair in [(0, 2), (1, 3)])
+    assert distance_bound(Mixing(4, 2, steps), problem, LR).apart == inf
 
 
 def test_reach() -> None:

@@ -17,7 +17,6 @@ from thalweg.predict.mixing import (
     MixingSummary,
     mixing_of,
     mixing_summary,
-    mixing_summary_of,
     uplink_traffic,
 )
 from thalweg.schedules import Group
@@ -27,7 +26,7 @@ CATALOG = default_catalog()
 
 def of(plan: str, racks: int, members: int, uplink: str = "1gbit") -> MixingSummary:
     cluster = Cluster.regular([members] * racks, nic="1gbit", uplink=uplink)
-    return mixing_summary(CATALOG.plan(plan), Group.everybody(cluster), CATALOG)
+    return mixing_summary(mixing_of(CATALOG.plan(plan), Group.everybody(cluster), CATALOG))
 
 
 @pytest.mark.parametrize(
@@ -140,8 +139,8 @@ def test_two_levels_with_the_upper_one_late(racks: int, members: int) -> None:
 def test_two_slots_that_never_meet() -> None:
     """The table of the paper on racks of two, without whole racks."""
     half = np.full((2, 2), 0.5)
-    steps = tuple((MixingBlock(pair, np.array(pair), half),) for pair in [(0, 2), (1, 3)])
-    found = mixing_summary_of(Mixing((0, 1, 2, 3), 2, steps))
+    steps = tuple((MixingBlock(np.array(pair), half),) for pair in [(0, 2), (1, 3)])
+    found = mixing_summary(Mixing(4, 2, steps))
     assert not found.connected
     assert (found.gap, found.sigma_gap, found.contraction) == (0, 0, 1)
     assert found.steps_to_little is None
@@ -150,8 +149,8 @@ def test_two_slots_that_never_meet() -> None:
 
 
 def test_who_meets_nobody_has_an_endless_pause() -> None:
-    pair = MixingBlock((0, 1), np.array([0, 1]), np.full((2, 2), 0.5))
-    assert mixing_summary_of(Mixing((0, 1, 2), 1, ((pair,),))).longest_pause is None
+    pair = MixingBlock(np.array([0, 1]), np.full((2, 2), 0.5))
+    assert mixing_summary(Mixing(3, 1, ((pair,),))).longest_pause is None
 
 
 def test_long_periods_are_looked_at_in_part() -> None:
@@ -164,7 +163,7 @@ def test_a_long_product_is_not_lost_in_rounding() -> None:
     """(2/3)^800 is far below what a number can tell from rounding."""
     group = Group.everybody(Cluster.regular([4] * 4))
     once = mixing_of(CATALOG.plan("dssync"), group, CATALOG)
-    found = mixing_summary_of(Mixing(once.ranks, 800, once.steps * 200))
+    found = mixing_summary(Mixing(once.size, 800, once.steps * 200))
     assert found.gap == found.sigma_gap == 1
     assert found.contraction == pytest.approx(2 / 3)
     assert (found.steps_to_little, round(found.drift, 2)) == (19, 0.41)
@@ -199,7 +198,7 @@ def test_the_page_says_the_same(
     plan: str, what: str, uplink: str | list[str], nic: str | list[str]
 ) -> None:
     group = Group.everybody(Cluster.regular([4] * 4, nic=nic, uplink=uplink))
-    found = mixing_summary(CATALOG.plan(plan), group, CATALOG)
+    found = mixing_summary(mixing_of(CATALOG.plan(plan), group, CATALOG))
     bytes_a_step = uplink_traffic(CATALOG.plan(plan), group, CATALOG, found.period)
     rate = f"{found.contraction:.3f}" if found.contraction > 1e-6 else "0"
     row = (

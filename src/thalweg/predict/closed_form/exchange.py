@@ -18,7 +18,7 @@ from itertools import groupby
 from thalweg.catalog import Catalog, default_catalog
 from thalweg.facts import Workload
 from thalweg.plan import Plan
-from thalweg.predict.closed_form.symbols import Cost, Symbols, is_even
+from thalweg.predict.closed_form.symbols import Symbols, is_even
 from thalweg.predict.closed_form.topologies import form_of
 from thalweg.redundancy import waits_for_nobody
 from thalweg.schedules import Group, together, traffic
@@ -54,25 +54,20 @@ def _concurrent_seconds(rounds: Sequence[Round], plan: Plan) -> float | None:
     exact = all(map(_is_exact, rounds))
     slowest = 0.0 if exact else _busiest_seconds(rounds)  # groups may share a host's NIC
     for round_ in rounds:
-        cost = _cost(round_, plan)
-        if cost is None:
+        schedule, nbytes = round_.schedule, round_.payload.nbytes
+        if schedule.name == "all_gather":
+            nbytes = sum(schedule.sizes) * round_.payload.itemsize
+        turn = round_.step // plan.cadence.every
+        form, lanes = form_of(schedule.name, plan.topology.arguments, round_.group, turn)
+        if form is None:
             return None
+        x = Symbols.of(round_.group, nbytes)
+        cost = form(replace(x, k=len(schedule.sizes) // lanes))
         if exact:
             slowest = max(slowest, cost.seconds)
         elif busiest := _busiest_seconds([round_]):  # 0 if all members are on one host
             slowest = max(slowest, cost.latency + cost.transfer * busiest / cost.busiest)
     return slowest
-
-
-def _cost(round_: Round, plan: Plan) -> Cost | None:
-    """The closed-form cost of the round's schedule, in its chunks."""
-    schedule, nbytes = round_.schedule, round_.payload.nbytes
-    if schedule.name == "all_gather":
-        nbytes = sum(schedule.sizes) * round_.payload.itemsize
-    turn = round_.step // plan.cadence.every
-    form, lanes = form_of(schedule.name, plan.topology.arguments, round_.group, turn)
-    x = Symbols.of(round_.group, nbytes)
-    return form(replace(x, k=len(schedule.sizes) // lanes)) if form else None
 
 
 def _is_exact(round_: Round) -> bool:

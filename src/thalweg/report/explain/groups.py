@@ -18,7 +18,7 @@ from xml.etree import ElementTree as ET
 from thalweg.catalog import Catalog
 from thalweg.facts import Rate, Size, Workload, counted
 from thalweg.plan import Plan
-from thalweg.predict.mixing import MixingSummary, mixing_summary, uplink_traffic
+from thalweg.predict.mixing import MixingSummary, mixing_of, mixing_summary, uplink_traffic
 from thalweg.report.shapes import add, box, dot, facts, legend, line, text_width, tip, words
 from thalweg.schedules import AveragingGroup, ContendedLinks, Group
 from thalweg.schedules.shuffle.contended_links import declared
@@ -118,7 +118,8 @@ def groups_of(plan: Plan, group: Group, catalog: Catalog) -> Groups | None:
         return None
     plain = replace(plan, precision=None)
     topology = catalog.topologies[plan.topology.name]
-    found = mixing_summary(plan, group, catalog) if group.size <= MAX_MIXED_WORKERS else None
+    small = group.size <= MAX_MIXED_WORKERS
+    found = mixing_summary(mixing_of(plan, group, catalog)) if small else None
     period = cycle(plain, group, catalog) if found is None else found.period
     by_turns = topology.groups is not None or not topology.mixes
     shown = range(min(period, MAX_SHOWN_TURNS)) if by_turns else ()

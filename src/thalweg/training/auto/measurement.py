@@ -38,7 +38,7 @@ class RunCalibrator:
 
     def __init__(self, session: RankSession, allow: Promise) -> None:
         self._session = session
-        plans = candidates(session.group, allow, default_catalog()).plans
+        plans, _ = candidates(session.group, allow, default_catalog())
         precisions = [plan.precision for plan in plans if plan.precision is not None]
         self._codecs = list(dict.fromkeys(precisions))
         self._costs: Mapping[str, CodecCost] = {}
