@@ -260,17 +260,17 @@ def test_samples_are_others() -> None:
     assert [f.check for f in found] == ["samples"]
 
 
-def test_samples_that_were_lost_with_one_who_left_must_be_told() -> None:
+def test_samples_that_were_lost_with_a_rank_that_left_must_be_reported() -> None:
     changed = doctored(is_commit(2, DIED + 1), samples=2)
     assert step_order.batches_whole(changed, BATCH, CHECKSUMS)
-    told = [replace(e, lost=1) if isinstance(e, Named) else e for e in changed.events]
-    assert step_order.batches_whole(history_of(told), BATCH, CHECKSUMS) == []
+    reported = [replace(e, lost=1) if isinstance(e, Named) else e for e in changed.events]
+    assert step_order.batches_whole(history_of(reported), BATCH, CHECKSUMS) == []
     later = doctored(is_commit(2, DIED + 2), samples=2)
-    told = [replace(e, lost=1) if isinstance(e, Named) else e for e in later.events]
-    assert step_order.batches_whole(history_of(told), BATCH, CHECKSUMS)
+    reported = [replace(e, lost=1) if isinstance(e, Named) else e for e in later.events]
+    assert step_order.batches_whole(history_of(reported), BATCH, CHECKSUMS)
 
 
-def test_a_batch_of_which_not_all_could_tell_isnt_judged() -> None:
+def test_a_batch_that_not_all_ranks_reported_isnt_checked() -> None:
     assert step_order.batches_whole(without(is_commit(2, 6)), BATCH, CHECKSUMS) == []
 
 
@@ -301,12 +301,12 @@ def test_it_is_back_late() -> None:
 
 def test_one_that_was_left_out_stays_away_by_itself() -> None:
     late = [replace(e, time=5.5) if isinstance(e, Healed) else e for e in sound().events]
-    told = [
+    reported = [
         replace(e, reason="rank 1 is not reached by others") if isinstance(e, Named) else e
         for e in late
     ]
     assert liveness.progress(fault_times(history_of(late), CLUSTER), bound=BOUND)
-    assert liveness.progress(fault_times(history_of(told), CLUSTER), bound=BOUND) == []
+    assert liveness.progress(fault_times(history_of(reported), CLUSTER), bound=BOUND) == []
 
 
 def test_it_is_never_well_again() -> None:
@@ -360,28 +360,28 @@ FULL = Fault(number=0, kind="disk", after=0.1, hold=4.0)
 NO_ROOM = "can't write checkpoint c/step-00000020: No space left on device; make room there"
 
 
-def disk_history(*told: Refused | Saved) -> History:
+def disk_history(*reported: Refused | Saved) -> History:
     """In which a checkpoint is due while the disk is full."""
     first = next(e for e in sound().events if isinstance(e, Commit))
     steps = range(CHECKPOINT_PERIOD_STEPS + 2)
     commits = [replace(first, time=3.0 + 4.0 * n / len(steps), step=1 + n) for n in steps]
     marks = [Struck(time=3.0, fault=0), Healed(time=7.0, fault=0), Recovered(time=8.0, fault=0)]
-    return history_of([*commits, *marks, *told], FULL)
+    return history_of([*commits, *marks, *reported], FULL)
 
 
-def judged(history: History) -> list[str]:
+def problems_in(history: History) -> list[str]:
     return [found.text for found in liveness.checkpoints(history, fault_times(history, CLUSTER))]
 
 
-def test_a_full_disk_is_told() -> None:
+def test_a_full_disk_is_reported() -> None:
     refused = Refused(time=4.0, rank=0, text=NO_ROOM)
     saved = Saved(time=9.0, rank=0, step=40)
-    assert judged(disk_history(refused, saved)) == []
-    assert "no rank reported" in judged(disk_history(saved))[0]
+    assert problems_in(disk_history(refused, saved)) == []
+    assert "no rank reported" in problems_in(disk_history(saved))[0]
     seldom = [e for e in disk_history(saved).events if not isinstance(e, Commit) or e.step % 2]
-    assert judged(history_of(seldom, FULL)) == []  # none was due
+    assert problems_in(history_of(seldom, FULL)) == []  # none was due
     early = Saved(time=1.0, rank=0, step=20)
-    assert "no checkpoint was written afterwards" in judged(disk_history(refused, early))[0]
+    assert "no checkpoint was written afterwards" in problems_in(disk_history(refused, early))[0]
 
 
 def test_a_damaged_checkpoint_is_refused() -> None:
@@ -389,9 +389,9 @@ def test_a_damaged_checkpoint_is_refused() -> None:
     commits = [e for e in sound().events if isinstance(e, Commit)]
     marks = [Struck(time=3.0, fault=0), Healed(time=3.0, fault=0), Recovered(time=4.0, fault=0)]
     named = Refused(time=3.0, fault=0, text="checkpoint c/step-00000020 is damaged: ...")
-    assert judged(history_of([*commits, *marks, named], flipped)) == []
+    assert problems_in(history_of([*commits, *marks, named], flipped)) == []
     taken = replace(named, text="it was read without an error")
-    assert "wasn't rejected" in judged(history_of([*commits, *marks, taken], flipped))[0]
+    assert "wasn't rejected" in problems_in(history_of([*commits, *marks, taken], flipped))[0]
 
 
 # All together

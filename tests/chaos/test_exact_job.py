@@ -52,7 +52,7 @@ def trained_by(size: int, seed: int, steps: int) -> list[str]:
 
 @examples(10)
 @given(st.integers(1, 9), st.integers(0, 5))
-def test_steps_are_as_foretold_however_they_are_shared_out(size: int, seed: int) -> None:
+def test_steps_are_as_expected_however_batches_are_sharded(size: int, seed: int) -> None:
     steps = CHAOS_SAMPLE_COUNT // CHAOS_BATCH_SAMPLES
     assert trained_by(size, seed, steps) == [d for d, _ in islice(expected_states(seed), steps)]
 
@@ -74,7 +74,7 @@ def test_a_sample_that_is_lost_shows() -> None:
 
 
 def test_checksums_add_up_and_tell_batches_apart() -> None:
-    first, second = (told for _, told in islice(expected_states(0), 2))
+    first, second = (total for _, total in islice(expected_states(0), 2))
     share = next(
         BatchSampler(samples=CHAOS_SAMPLE_COUNT, batch=CHAOS_BATCH_SAMPLES, size=1, seed=0).slices(
             0, 0

@@ -21,17 +21,17 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 
 def test_moments_of_a_fault() -> None:
-    told = sound()
-    moments = [told.time_of(kind, 0) for kind in (Struck, Healed, Recovered)]
+    history_so_far = sound()
+    moments = [history_so_far.time_of(kind, 0) for kind in (Struck, Healed, Recovered)]
     assert moments == sorted(moment for moment in moments if moment is not None)
-    assert told.time_of(Struck, 1) is None
+    assert history_so_far.time_of(Struck, 1) is None
 
 
 def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    told, events = History(), sound().events
+    history_so_far, events = History(), sound().events
     monkeypatch.setattr(history, "MAX_RECORDS", 10)
     for event in events:
-        told.add(event)
-    assert told.is_full
-    assert len(told.events) == 10
-    assert all(isinstance(event, Commit) for event in told.events)
+        history_so_far.add(event)
+    assert history_so_far.is_full
+    assert len(history_so_far.events) == 10
+    assert all(isinstance(event, Commit) for event in history_so_far.events)

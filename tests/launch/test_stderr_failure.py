@@ -12,7 +12,7 @@ def heard(text: str) -> tuple[str, str] | None:
     return None if words.failure is None else (words.failure.kind, words.failure.problem)
 
 
-def test_our_own_line_without_the_rank_that_is_told_anyway() -> None:
+def test_our_own_line_without_the_rank_that_is_printed_anyway() -> None:
     assert heard("a warning\nthalweg: rank 3: no file x; name another\n") == ("", "no file x")
 
 

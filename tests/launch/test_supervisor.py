@@ -204,7 +204,9 @@ def test_much_output_neither_blocks_nor_gets_lost() -> None:
 # What goes wrong
 
 
-def test_an_error_of_ours_is_told_once_with_its_remedy(capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_error_of_ours_is_printed_once_with_its_remedy(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     def work(rank: int, report: SendMessage) -> None:
         if rank == 1:
             raise PeerLost("rank 0 is gone", "look at it")
@@ -229,7 +231,7 @@ def test_any_other_error_is_one_line(debug: bool, capfd: pytest.CaptureFixture[s
     assert ("[1] TypeError: two" in err) if debug else (err == "")
 
 
-def test_reasons_of_spare_workers_are_told_once(tmp_path: Path) -> None:
+def test_reasons_of_spare_workers_are_printed_once(tmp_path: Path) -> None:
     said: list[str] = []
 
     def work(rank: int, report: SendMessage) -> None:
@@ -491,7 +493,7 @@ def test_a_paused_worker_ends_with_the_others() -> None:
     assert pids.none_lives()
 
 
-def test_a_directors_error_ends_the_run() -> None:
+def test_a_hooks_error_ends_the_run() -> None:
     def fall(workers: WorkerGroup) -> bool:
         raise OSError("the scenery fell")
 
@@ -499,7 +501,7 @@ def test_a_directors_error_ends_the_run() -> None:
         run_workers(2, counting(2000), timeout=TIMEOUT, director=Plot((fall, lambda w: None)))
 
 
-def test_with_keep_going_one_failure_is_told_when_all_have_ended() -> None:
+def test_with_keep_going_one_failure_is_reported_when_all_have_ended() -> None:
     heard: list[tuple[int, str, str]] = []
     command = ["sh", "-c", "test $RANK = 0 && exit 3; sleep 1; echo done"]
     with pytest.raises(WorkerFailed, match="rank 0 ended with exit code 3"):

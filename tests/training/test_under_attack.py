@@ -46,7 +46,7 @@ class Siege:
         self._door = endpoint
         self._post = transport
         tap = Eavesdropper(endpoint.record.endpoint)
-        with calling(endpoint._identity, replace(endpoint.record, endpoint=tap.endpoint)) as member:
+        with calling(endpoint.identity, replace(endpoint.record, endpoint=tap.endpoint)) as member:
             for _ in range(5):
                 member.say(self._header(1000), os.urandom(1000))
             sleep(0.3)
@@ -65,7 +65,7 @@ class Siege:
             stdout=subprocess.PIPE,
         )
         others = replace(
-            endpoint._identity, record=replace(endpoint.record, rank=(endpoint.rank + 1) % SIZE)
+            endpoint.identity, record=replace(endpoint.record, rank=(endpoint.rank + 1) % SIZE)
         )
         for _ in range(number // 50):
             with calling(others, endpoint.record) as liar:  # in another's name
@@ -74,10 +74,10 @@ class Siege:
                 (self._header(2), b"x"),
                 (self._header(1 << 62), b"x"),
                 (self._header(1), b"xy"),
-                (b"\xff" + os.urandom(len(self._header(0)) - 9) + bytes(8), b""),  # no letter
+                (b"\xff" + os.urandom(len(self._header(0)) - 9) + bytes(8), b""),  # no message
                 (os.urandom(len(self._header(0))), b"x"),
             ):
-                with calling(endpoint._identity, endpoint.record) as member:
+                with calling(endpoint.identity, endpoint.record) as member:
                     member.say(*said)
 
     def over(self) -> int:
@@ -105,7 +105,7 @@ def besiege(run: Run, transport: TcpTransport, number: int, folder: Path) -> lis
 
 
 def trained(sync: str, number: int, folder: Path) -> list[dict[str, Any]]:
-    """With so many attempts against every door of every rank."""
+    """With so many attempts against every endpoint of every rank."""
     held: list[TcpTransport] = []
 
     def kept(transport: Transport) -> Transport:

@@ -121,7 +121,7 @@ def records_of(cipher: RecordCipher | None, header: bytes, payload: bytes) -> li
 
 
 class Caller:
-    """One who connects to a door, and has been let in if it was answered."""
+    """One who connects to an endpoint, and has been let in if it was answered."""
 
     def __init__(self, identity: Identity, peer: PeerRecord) -> None:
         self.socket = socket.create_connection(port_of(peer.endpoint), timeout=PATIENCE)
@@ -138,7 +138,7 @@ class Caller:
             self.socket.sendall(b"".join(records_of(self.cipher, header, payload)))
 
     def is_dropped(self) -> bool:
-        """Waits until the other side hangs up; a door says nothing after its answer."""
+        """Waits until the other side hangs up; an endpoint says nothing after its answer."""
         try:
             return not self.socket.recv(1)
         except TimeoutError:
@@ -163,8 +163,8 @@ class Receiver:
         self._listener = socket.create_server(("127.0.0.1", port))
         self._listener.settimeout(PATIENCE)
         self.port = self._listener.getsockname()[1]
-        self.card = PeerRecord(rank=rank, endpoint=f"tcp://127.0.0.1:{self.port}", key=b"")
-        self._identity = strange_identity(rank, encrypted=False, record=self.card)
+        self.record = PeerRecord(rank=rank, endpoint=f"tcp://127.0.0.1:{self.port}", key=b"")
+        self._identity = strange_identity(rank, encrypted=False, record=self.record)
         self._accepted: socket.socket | None = None
 
     def message(self) -> tuple[bytes, bytes]:

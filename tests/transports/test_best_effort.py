@@ -1,4 +1,4 @@
-"""Letters between ranks: never waited for, lost where nobody takes them."""
+"""Messages between ranks: never waited for, lost where nobody takes them."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def received(transport: BestEffortTransport, number: int) -> list[BestEffortMess
 
 
 @pytest.mark.parametrize("elements", [0, 1, 1000, 100_000])
-def test_a_letter_is_what_was_sent(elements: int, opener: Opener) -> None:
+def test_a_message_is_what_was_sent(elements: int, opener: Opener) -> None:
     array = np.random.default_rng(0).standard_normal(elements)
     with opener(2) as (here, there):
         assert here.send(BestEffortMessage(1, MessageKind.ANSWER, 1 << 40, 3, 4, array))
@@ -190,7 +190,7 @@ def test_a_greeting_from_where_one_is_changes_nothing(opener: Opener) -> None:
         assert len(received(there, 1)) == 1
 
 
-def test_letters_for_another_room_or_rank_are_refused(opener: Opener) -> None:
+def test_messages_for_another_namespace_or_rank_are_rejected(opener: Opener) -> None:
     """Ports are used again: who knows an old address may reach somebody else there. Such a
     connection is never let in."""
     with ExitStack() as stack:
@@ -215,7 +215,7 @@ def test_letters_for_another_room_or_rank_are_refused(opener: Opener) -> None:
         assert set(there.refused) == {RejectionReason.FORGED}
 
 
-def test_what_is_not_a_letter_is_dropped(opener: Opener) -> None:
+def test_what_is_not_a_message_is_dropped(opener: Opener) -> None:
     """Though its sender is a member; only what leaves no way to go on ends the connection."""
     unknown = POST_HEADER_STRUCT.pack(255, 0, 0, 0, 0, 1)
     hello = POST_HEADER_STRUCT.pack(MessageKind.HELLO, 1, 0, 0, 0, 1)
@@ -224,7 +224,7 @@ def test_what_is_not_a_letter_is_dropped(opener: Opener) -> None:
     ours = POST_HEADER_STRUCT.pack(MessageKind.RESULT, 0, 8, 0, 0, 0)
     with (
         opener(2) as (here, there),
-        calling(here._endpoint._identity, there._endpoint.record) as mad,
+        calling(here._endpoint.identity, there._endpoint.record) as mad,
     ):
         mad.say(unknown, b"x")
         mad.say(hello, b"x")
@@ -245,10 +245,10 @@ def test_what_is_not_a_letter_is_dropped(opener: Opener) -> None:
         assert received(there, 1) == [BestEffortMessage(0, MessageKind.RESULT, 6)]
 
 
-def test_a_letter_that_is_cut_short_is_dropped(opener: Opener) -> None:
+def test_a_message_that_is_truncated_is_dropped(opener: Opener) -> None:
     header = POST_HEADER_STRUCT.pack(MessageKind.RESULT, 1, 0, 0, 0, 100)
     with opener(2) as (here, there):
-        with calling(here._endpoint._identity, there._endpoint.record) as mad:
+        with calling(here._endpoint.identity, there._endpoint.record) as mad:
             mad.socket.sendall(header + bytes(50))
         deadline = soon()
         while not there.refused:

@@ -17,13 +17,13 @@ from thalweg.transports.security import SecurityConfig
 from thalweg.transports.tcp import TCP_PURPOSE
 
 
-def test_news_of_where_the_peer_was_before_do_not_count() -> None:
+def test_failures_at_the_former_address_of_a_peer_do_not_count() -> None:
     """The old address is tried again and again; that nobody is there is no news of the new one."""
 
     def work() -> None:
         store = dist.HashStore()
         here, first = TcpTransport(0, store), Receiver(1)
-        store.set("tcp/1", SecurityConfig().signer(TCP_PURPOSE).write(first.card))
+        store.set("tcp/1", SecurityConfig().signer(TCP_PURPOSE).write(first.record))
         here.send(1, LABEL, np.array([1]), soon())
         first.message()
         first.close()
@@ -33,7 +33,7 @@ def test_news_of_where_the_peer_was_before_do_not_count() -> None:
             sleep(0.01)
         second = Receiver(1)
         here.send(1, LABEL, np.array([2]), soon())  # for where it was
-        assert here._wire.endpoint.move(outbound, second.card)
+        assert here._wire.endpoint.move(outbound, second.record)
         here.send(1, LABEL, np.array([3]), soon())
         assert second.message()[1] == np.array([3]).tobytes()
         until = monotonic() + 1.0

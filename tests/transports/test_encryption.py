@@ -80,8 +80,8 @@ def log_lines() -> Iterator[list[str]]:
         logger.removeHandler(handler)
 
 
-def card(store: dist.HashStore, rank: int, sealer: RecordSigner = MINE) -> PeerRecord:
-    found = sealer.read(store.get(sealer.key_of(rank)))
+def record_of(store: dist.HashStore, rank: int, signer: RecordSigner = MINE) -> PeerRecord:
+    found = signer.read(store.get(signer.key_of(rank)))
     assert found is not None
     return found
 
@@ -127,7 +127,7 @@ def test_a_stranger_does_not_get_in(encrypted: bool, secret: bytes | None) -> No
     def work() -> None:
         with log_lines() as lines, transports(secret, secret) as (store, (here, there)):
             exchange(here, there)
-            where = card(store, 0, replace(MINE, secret=secret))
+            where = record_of(store, 0, replace(MINE, secret=secret))
             identity = strange_identity(1, encrypted=encrypted)
             with calling(identity, where) as stranger:
                 assert not stranger.let_in
@@ -145,13 +145,13 @@ def test_a_stranger_does_not_get_in(encrypted: bool, secret: bytes | None) -> No
 
 
 @pytest.mark.parametrize("secret", [SECRET, None], ids=["secret", "no secret"])
-def test_one_who_shows_a_card_of_ours_still_needs_its_private_half(secret: bytes | None) -> None:
+def test_one_that_shows_a_record_of_ours_still_needs_its_private_key(secret: bytes | None) -> None:
     def work() -> None:
         with transports(secret, secret) as (store, (here, there)):
             exchange(here, there)
-            sealer = replace(MINE, secret=secret)
-            theirs = strange_identity(1, secret=secret, record=card(store, 1, sealer))
-            with calling(theirs, card(store, 0, sealer)) as thief:
+            signer = replace(MINE, secret=secret)
+            theirs = strange_identity(1, secret=secret, record=record_of(store, 1, signer))
+            with calling(theirs, record_of(store, 0, signer)) as thief:
                 assert not thief.let_in
             until(lambda: RejectionReason.STRANGER in here.refused)
             nothing_comes(here, 1)
@@ -180,7 +180,7 @@ def test_who_writes_to_the_store_without_the_secret_is_not_let_in() -> None:
         with transports(SECRET, SECRET) as (store, (here, there)):
             exchange(here, there)
             stranger = strange_identity(1, secret=b"a guess that is wrong")
-            where, text = card(store, 0), store.get(MINE.key_of(1)).decode()
+            where, text = record_of(store, 0), store.get(MINE.key_of(1)).decode()
             ours_changed = {**json.loads(text), "key": stranger.record.key.hex()}
             for number, forged in enumerate((stranger.text.decode(), json.dumps(ours_changed)), 1):
                 store.set(MINE.key_of(1), forged)
@@ -203,11 +203,11 @@ def test_a_member_speaks_in_its_own_name_alone() -> None:
         with transports(SECRET, SECRET, SECRET) as (store, (here, there, other)):
             exchange(here, there)
             exchange(here, other)
-            own = other._wire.endpoint._identity
-            with calling(replace(own, record=card(store, 1)), card(store, 0)) as liar:
+            own = other._wire.endpoint.identity
+            with calling(replace(own, record=record_of(store, 1)), record_of(store, 0)) as liar:
                 assert not liar.let_in
             until(lambda: RejectionReason.STRANGER in here.refused)
-            with calling(own, card(store, 0)) as itself:
+            with calling(own, record_of(store, 0)) as itself:
                 itself.say(*message(b"in its own name"))
                 assert here.receive(2, LABEL, soon()).tobytes() == b"in its own name"
             nothing_comes(here, 1)
@@ -246,7 +246,7 @@ def test_what_a_member_says_that_is_none_of_a_member(
     def work() -> None:
         with log_lines() as lines, transports(SECRET, SECRET) as (_, (here, there)):
             exchange(here, there)
-            with calling(there._wire.endpoint._identity, here._wire.endpoint.record) as mad:
+            with calling(there._wire.endpoint.identity, here._wire.endpoint.record) as mad:
                 assert mad.cipher is not None
                 mad.socket.sendall(said(mad.cipher))
                 mad.socket.shutdown(socket.SHUT_WR)
@@ -267,7 +267,7 @@ def test_what_is_played_back_says_nothing() -> None:
 
     def work() -> None:
         with transports(SECRET, SECRET) as (store, (here, there)):
-            where = card(store, 0)
+            where = record_of(store, 0)
             tap = Eavesdropper(where.endpoint)
             store.set(MINE.key_of(0), MINE.write(replace(where, endpoint=tap.endpoint)))
             for value in range(20):
@@ -355,7 +355,7 @@ def test_what_changes_on_its_way_breaks_the_connection(
 
     def work() -> None:
         with log_lines() as lines, transports(SECRET, SECRET) as (store, (here, there)):
-            where = card(store, 0)
+            where = record_of(store, 0)
             tap = Meddler(where.endpoint)
             store.set(MINE.key_of(0), MINE.write(replace(where, endpoint=tap.endpoint)))
             there.send(0, LABEL, np.full(SEVERAL, 7, np.uint8), soon()).wait(soon())
@@ -381,7 +381,7 @@ def test_garbage_is_counted_and_takes_no_memory() -> None:
     def work() -> dict[str, int]:
         with transports(SECRET, SECRET) as (store, (here, there)):
             exchange(here, there)
-            where = card(store, 0)
+            where = record_of(store, 0)
             throw(where.endpoint, 200)
             until(lambda: sum(here.refused.values()) >= 200)
             before = psutil.Process().memory_info().rss
@@ -419,7 +419,7 @@ def test_strangers_neither_ask_the_store_nor_keep_a_worker_out() -> None:
             here, there = opened(0, asked), opened(1, store)
             stack.callback(here.close)
             exchange(here, there)
-            where, before = card(store, 0), asked.questions
+            where, before = record_of(store, 0), asked.questions
             for _ in range(120):
                 silent = socket.create_connection(port_of(where.endpoint), timeout=5)
                 stack.callback(silent.close)
@@ -456,7 +456,7 @@ def test_a_worker_that_is_back_gets_in_at_once(secret: bytes | None) -> None:
     in_a_process(work)
 
 
-def test_a_greeting_with_a_forged_card_moves_nobody() -> None:
+def test_a_hello_with_a_forged_record_moves_no_connection() -> None:
     def work() -> None:
         store = dist.HashStore()
         with ExitStack() as stack:
@@ -466,16 +466,16 @@ def test_a_greeting_with_a_forged_card_moves_nobody() -> None:
             for transport, peer in ((here, 1), (there, 0)):
                 stack.callback(transport.close)
                 transport.wait_for_peers([peer], soon())
-            sealer = protection().signer("post")
+            signer = protection().signer("post")
             elsewhere = PeerRecord(rank=1, endpoint="tcp://127.0.0.1:9", key=bytes(32))
             of_another = PeerRecord(rank=0, endpoint=there.endpoint, key=bytes(32))
             for text in (
-                replace(sealer, secret=b"a guess that is wrong").write(elsewhere),
-                sealer.write(of_another),
+                replace(signer, secret=b"a guess that is wrong").write(elsewhere),
+                signer.write(of_another),
                 "tcp://127.0.0.1:9",
             ):
-                letter = np.frombuffer(text.encode(), np.uint8)
-                there.send(BestEffortMessage(0, MessageKind.HELLO, 0, array=letter))
+                message = np.frombuffer(text.encode(), np.uint8)
+                there.send(BestEffortMessage(0, MessageKind.HELLO, 0, array=message))
             until(lambda: here.receive(0.05) == [] and here.refused[RejectionReason.FORGED] == 3)
             here.send(BestEffortMessage(1, MessageKind.RESULT, 5))
             deadline = soon()

@@ -1,4 +1,4 @@
-"""Cards: what is written is read, and nothing else is, whatever lies in the store."""
+"""Peer records: what is written is read, and nothing else is, whatever lies in the store."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from thalweg.transports.peer_record import PeerRecord, RecordSigner
 
-SEALER = RecordSigner(purpose="tcp", run="run/1", secret=b"known to all workers", encrypted=True)
-CARD = PeerRecord(rank=3, endpoint="tcp://10.0.0.1:4711", key=bytes(range(32)))
+SIGNER = RecordSigner(purpose="tcp", run="run/1", secret=b"known to all workers", encrypted=True)
+RECORD = PeerRecord(rank=3, endpoint="tcp://10.0.0.1:4711", key=bytes(range(32)))
 
 
 @given(
@@ -25,22 +25,22 @@ CARD = PeerRecord(rank=3, endpoint="tcp://10.0.0.1:4711", key=bytes(range(32)))
 def test_what_is_written_is_read(
     rank: int, port: int, host: str, key: bytes, secret: bytes | None
 ) -> None:
-    sealer = replace(SEALER, secret=secret)
+    signer = replace(SIGNER, secret=secret)
     record = PeerRecord(rank=rank, endpoint=f"tcp://{host}:{port}", key=key)
-    assert sealer.read(sealer.write(record).encode()) == record
+    assert signer.read(signer.write(record).encode()) == record
 
 
-def test_only_who_knows_the_secret_writes_cards() -> None:
-    text = SEALER.write(CARD).encode()
-    assert SEALER.read(text) == CARD
+def test_only_holders_of_the_secret_write_records() -> None:
+    text = SIGNER.write(RECORD).encode()
+    assert SIGNER.read(text) == RECORD
     for other in (
-        replace(SEALER, secret=b"known to others only"),
-        replace(SEALER, run="run/2"),
-        replace(SEALER, purpose="post"),
-        replace(SEALER, encrypted=False),
+        replace(SIGNER, secret=b"known to others only"),
+        replace(SIGNER, run="run/2"),
+        replace(SIGNER, purpose="post"),
+        replace(SIGNER, encrypted=False),
     ):
         assert other.read(text) is None
-    assert SEALER.read(replace(SEALER, secret=None).write(CARD).encode()) is None
+    assert SIGNER.read(replace(SIGNER, secret=None).write(RECORD).encode()) is None
 
 
 @pytest.mark.parametrize(
@@ -58,15 +58,15 @@ def test_only_who_knows_the_secret_writes_cards() -> None:
         {"seal": None},
     ],
 )
-def test_a_card_that_was_changed_is_none(changed: dict[str, object]) -> None:
-    parts = json.loads(SEALER.write(CARD))
-    assert SEALER.read(json.dumps({**parts, **changed}).encode()) is None
+def test_a_record_that_was_changed_is_none(changed: dict[str, object]) -> None:
+    parts = json.loads(SIGNER.write(RECORD))
+    assert SIGNER.read(json.dumps({**parts, **changed}).encode()) is None
 
 
 @given(st.binary() | st.text().map(str.encode))
 def test_anything_else_is_none(text: bytes) -> None:
-    assert SEALER.read(text) is None
-    assert replace(SEALER, secret=None).read(text) is None
+    assert SIGNER.read(text) is None
+    assert replace(SIGNER, secret=None).read(text) is None
 
 
 json_like = st.recursive(
@@ -81,14 +81,14 @@ def test_nor_is_json_of_the_wrong_kind(
     rank: object, endpoint: object, key: object, seal: object
 ) -> None:
     parts = {"rank": rank, "endpoint": endpoint, "key": key, "seal": seal}
-    for sealer in (SEALER, replace(SEALER, secret=None), replace(SEALER, encrypted=False)):
-        assert sealer.read(json.dumps(parts).encode()) is None
+    for signer in (SIGNER, replace(SIGNER, secret=None), replace(SIGNER, encrypted=False)):
+        assert signer.read(json.dumps(parts).encode()) is None
 
 
 def test_nested_without_end() -> None:
-    assert SEALER.read(b"[" * 1000) is None
-    assert SEALER.read(b"[" * 100_000) is None
+    assert SIGNER.read(b"[" * 1000) is None
+    assert SIGNER.read(b"[" * 100_000) is None
 
 
 def test_the_secret_is_not_shown() -> None:
-    assert "known" not in repr(SEALER)
+    assert "known" not in repr(SIGNER)

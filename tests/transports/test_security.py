@@ -27,7 +27,7 @@ from thalweg.transports.security import SecurityConfig, is_loopback, wants_encry
         ("", "10.1.2.3", True),
     ],
 )
-def test_across_hosts_unless_told_otherwise(said: str | None, address: str, wanted: bool) -> None:
+def test_across_hosts_unless_set_otherwise(said: str | None, address: str, wanted: bool) -> None:
     environment = {} if said is None else {"THALWEG_ENCRYPTION": said}
     assert wants_encryption(environment, address) is wanted
 
@@ -63,18 +63,18 @@ def test_fingerprints_tell_secrets_apart_and_do_not_show_them() -> None:
 
 
 def test_what_is_suspicious_is_said_once_in_a_while(caplog: pytest.LogCaptureFixture) -> None:
-    tally = RejectionCounter(3)
+    counter = RejectionCounter(3)
     with caplog.at_level(logging.WARNING, "thalweg"):
-        tally.count(RejectionReason.STALE)
+        counter.count(RejectionReason.STALE)
         assert not caplog.records
         for _ in range(100):
-            tally.count(RejectionReason.STRANGER)
-        tally.count(RejectionReason.FORGED, 2)
+            counter.count(RejectionReason.STRANGER)
+        counter.count(RejectionReason.FORGED, 2)
     [record] = caplog.records
     assert record.getMessage().startswith(
         "rank 3 rejected connections from processes outside the job (1 so far)"
     )
-    assert dict(tally) == {
+    assert dict(counter) == {
         RejectionReason.STALE: 1,
         RejectionReason.STRANGER: 100,
         RejectionReason.FORGED: 2,

@@ -57,7 +57,7 @@ def transports(request: pytest.FixtureRequest) -> Opener:
 plain = Opener(encrypted=False)
 
 
-def card(store: dist.HashStore, rank: int) -> PeerRecord:
+def record_of(store: dist.HashStore, rank: int) -> PeerRecord:
     found = SecurityConfig().signer(TCP_PURPOSE).read(store.get(f"tcp/{rank}"))
     assert found is not None
     return found
@@ -90,9 +90,9 @@ def test_strangers_are_ignored() -> None:
     def work() -> None:
         with plain(0, 1) as (store, ranks):
             exchange(ranks[0], ranks[1])
-            here = card(store, 0)
+            here = record_of(store, 0)
             hello = Hello(strange_identity(1, encrypted=False), here).text
-            elsewhere = Hello(strange_identity(1, encrypted=False), card(store, 1)).text
+            elsewhere = Hello(strange_identity(1, encrypted=False), record_of(store, 1)).text
             for garbage in (
                 b"",
                 hello[: WIRE_PREFIX_STRUCT.size - 1],
@@ -125,7 +125,7 @@ def test_strangers_are_ignored() -> None:
 def test_who_says_who_it_is_is_believed_where_nothing_is_encrypted() -> None:
     def work() -> None:
         with plain(0, 1) as (store, ranks):
-            with calling(strange_identity(9, encrypted=False), card(store, 0)) as ninth:
+            with calling(strange_identity(9, encrypted=False), record_of(store, 0)) as ninth:
                 ninth.say(header(5), b"hello")
                 assert ranks[0].receive(9, LABEL, soon()).tobytes() == b"hello"
             assert not ranks[0].refused
@@ -137,8 +137,8 @@ def test_a_message_longer_than_memory_ends_its_connection_alone(transports: Open
     def work() -> None:
         with transports(0, 1) as (_, ranks):
             exchange(ranks[0], ranks[1])
-            door = ranks[1]._wire.endpoint
-            with calling(door._identity, ranks[0]._wire.endpoint.record) as mad:
+            listening = ranks[1]._wire.endpoint
+            with calling(listening.identity, ranks[0]._wire.endpoint.record) as mad:
                 mad.say(header(1 << 60), b"x")
                 with pytest.raises(PeerLate):
                     ranks[0].receive(1, LABEL, monotonic() + 0.2)
@@ -170,7 +170,7 @@ def test_a_connection_that_breaks_comes_back() -> None:
     def work() -> None:
         with plain(0) as (store, ranks):
             first = Receiver(1)
-            store.set("tcp/1", SecurityConfig().signer(TCP_PURPOSE).write(first.card))
+            store.set("tcp/1", SecurityConfig().signer(TCP_PURPOSE).write(first.record))
             ranks[0].send(1, LABEL, np.array([1]), soon())
             assert first.message() == (header(8), np.array([1]).tobytes())
             first.close()
@@ -188,7 +188,7 @@ def test_a_connection_that_breaks_comes_back() -> None:
     in_a_process(work)
 
 
-def test_who_waits_for_one_that_is_gone_is_told(transports: Opener) -> None:
+def test_waiting_for_one_that_is_gone_fails(transports: Opener) -> None:
     """Whether it ever sent to it or not."""
 
     def work() -> None:
@@ -213,7 +213,7 @@ def send_on_and_on(rank: TcpTransport, peer: int) -> None:
         rank.send(peer, LABEL, LARGE, soon()).wait(soon())
 
 
-def test_who_sends_to_one_that_is_gone_is_told(transports: Opener) -> None:
+def test_sending_to_one_that_is_gone_fails(transports: Opener) -> None:
     def work() -> None:
         with transports(0, 1) as (store, ranks):
             exchange(ranks[0], ranks[1])
@@ -311,13 +311,13 @@ def test_a_store_that_is_gone_does_not_hide_a_peer_that_is(transports: Opener) -
     in_a_process(work)
 
 
-def test_strangers_that_are_turned_away_while_they_speak(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strangers_that_are_rejected_while_they_send(monkeypatch: pytest.MonkeyPatch) -> None:
     """More than there is room for: the oldest go, also those that just say something."""
     monkeypatch.setattr(endpoint, "ENDPOINT_BACKLOG_COUNT", 8)
 
     def work() -> None:
         with plain(0, 1) as (store, ranks):
-            where = port_of(card(store, 0).endpoint)
+            where = port_of(record_of(store, 0).endpoint)
             for _ in range(20):
                 waiting = [socket.create_connection(where) for _ in range(8)]
                 sleep(0.01)

@@ -54,7 +54,7 @@ def of(sent: list[ConnectionTraffic], sock: socket.socket) -> ConnectionTraffic:
     return found
 
 
-def test_bytes_and_time_are_told() -> None:
+def test_bytes_and_time_are_counted() -> None:
     with connection() as (one, other):
         seen = Connections(frozenset())
         seen.look_at_all()

@@ -137,11 +137,8 @@ def _may_overlap(before: Fault, fault: Fault, cluster: Cluster) -> bool:
 
 
 def _draw(random: Random, number: int, cluster: Cluster, kind: FaultKind) -> Fault:
-    rank: int | None = None
-    rack: int | None = None
-    peer: int | None = None
-    if kind not in FAULTS_WITHOUT_VICTIM:
-        rank = random.randrange(cluster.workers)
+    rack = peer = None
+    rank = None if kind in FAULTS_WITHOUT_VICTIM else random.randrange(cluster.workers)
     if kind in ("cut", "oneway", "degrade") and random.random() < 0.25:
         most = max_ranks_down(cluster)
         small = [n for n in range(len(cluster.racks)) if len(_ranks(cluster, n)) <= most]

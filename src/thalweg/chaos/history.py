@@ -18,14 +18,26 @@ MAX_RECORDS = 2_000_000  # further records are dropped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Commit:
-    """A rank has finished a step. The sums are of the parameters, weighted with fixed signs, before
-    and after averaging; they are equal under plans that don't average parameters."""
+class RankRecord:
+    """A record that a rank reports."""
 
     time: float
     rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessRecord(RankRecord):
+    """A record of a rank's process after a step."""
+
     life: int  # restarts of its process so far
     step: int  # number of steps including this one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit(ProcessRecord):
+    """A rank has finished a step. The sums are of the parameters, weighted with fixed signs, before
+    and after averaging; they are equal under plans that don't average parameters."""
+
     formation: int  # membership epoch
     began_in: int  # membership epoch in which the step's samples were read
     members: tuple[int, ...]
@@ -39,23 +51,17 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sent:
+class Sent(RankRecord):
     """A rank is about to send the gradient of the step after `step`, under plans that count."""
 
-    time: float
-    rank: int
     step: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Named:
-    """A rank has noticed that members left or joined."""
+class Named(ProcessRecord):
+    """A rank has noticed that members left or joined; `time` is when it could continue."""
 
-    time: float  # when the rank could continue
     noticed: float
-    rank: int
-    life: int
-    step: int
     formation: int
     left: tuple[int, ...]
     joined: tuple[int, ...]
@@ -94,29 +100,24 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Saved:
-    time: float
-    rank: int
+class Saved(RankRecord):
+    """A checkpoint was written after this step."""
+
     step: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Starved:
-    """A rank's process got no processor time for these seconds, and no fault had paused it."""
+class Starved(RankRecord):
+    """A rank's process got no processor time for these seconds until `time`, and no fault had
+    paused it."""
 
-    time: float  # when it ran again
-    rank: int
     seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class Ended(ProcessRecord):
     """A rank has finished the run."""
 
-    time: float
-    rank: int
-    life: int
-    step: int
     digest: str
 
 

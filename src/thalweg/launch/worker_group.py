@@ -45,18 +45,18 @@ STOPPED_WORKER_GRACE_SECONDS = 10.0  # for a stopped worker after all others hav
 BASE_DESCRIPTOR_COUNT = 64  # open files of a process without workers
 
 
+@dataclass(slots=True, eq=False)
 class _Worker:
     """A running worker process, as the supervisor tracks it."""
 
-    def __init__(self, rank: int, pid: int) -> None:
-        self.rank = rank
-        self.pid = pid
-        self.pipes: list[LinePipe] = []
-        self.result: dict[str, Any] | None = None
-        self.reported_failure: Failure | None = None
-        self.stderr_failure = StderrFailure()
-        self.expected = False  # its end is no failure
-        self.restarts = False  # after its end
+    rank: int
+    pid: int
+    pipes: list[LinePipe] = field(default_factory=list)
+    result: dict[str, Any] | None = None
+    reported_failure: Failure | None = None
+    stderr_failure: StderrFailure = field(default_factory=StderrFailure)
+    expected: bool = False  # its end is no failure
+    restarts: bool = False  # after its end
 
     def end(self, code: int) -> WorkerExit:
         seen = self.stderr_failure
@@ -65,12 +65,6 @@ class _Worker:
         return WorkerExit(
             rank=self.rank, code=code, failure=self.reported_failure or uncaught, result=self.result
         )
-
-    @property
-    def is_stopped(self) -> bool:
-        with suppress(psutil.NoSuchProcess):
-            return bool(psutil.Process(self.pid).status() == psutil.STATUS_STOPPED)
-        return False
 
     def send(self, number: int) -> None:
         """Send a signal to the process group, or to the process before it leads one."""
@@ -116,7 +110,7 @@ class WorkerGroup:
     _lines: set[str] = field(default_factory=set)  # final lines of workers passed to it
     _ending: bool = False
     _job: WorkerSpec | None = None
-    _guard: tuple[int, int] | None = None
+    _guard: tuple[int, int] = field(default_factory=fork_guard)
     _store: int | None = None
     _port: int = 0
     _store_began: float = 0.0
@@ -143,7 +137,6 @@ class WorkerGroup:
     def host_store(self) -> int:
         """Start the store, before any worker; its port."""
         allow_descriptors(3 * self.size)
-        self._guard = fork_guard()
         self._store, self._port = fork_store(self.place, self._guard[1])
         self._store_began = monotonic()
         return self._port
@@ -156,7 +149,6 @@ class WorkerGroup:
             self._start(rank)
 
     def _start(self, rank: int) -> None:
-        assert self._guard is not None
         assert self._job is not None
         job = self._job
         self.steps.pop(rank, None)  # of its previous process
@@ -257,9 +249,8 @@ class WorkerGroup:
             self._selector.close()
             if self._store is not None:
                 _kill(self._store)
-            if self._guard is not None:
-                os.close(self._guard[1])
-                _kill(self._guard[0])
+            os.close(self._guard[1])
+            _kill(self._guard[0])
 
     def _send(self, number: int) -> None:
         for worker in self.running.values():
@@ -279,7 +270,6 @@ class WorkerGroup:
 
     def _replace_store(self, dead: int) -> None:
         """Start another store at the same address, unless the previous one died at once."""
-        assert self._guard is not None
         self._store = None
         with suppress(BrokenPipeError):
             os.write(self._guard[1], b"-%d\n" % dead)
@@ -300,7 +290,10 @@ class WorkerGroup:
         """Kill workers that stay stopped (SIGSTOP) after all others have ended successfully: they
         have no rank to continue with, and may never resume."""
         over = self.survives and any(exit_.code == 0 for exit_ in self.ends)
-        if not over or not all(worker.is_stopped for worker in self.running.values()):
+        if not over or not all(
+            psutil.Process(worker.pid).status() == psutil.STATUS_STOPPED
+            for worker in self.running.values()
+        ):
             self._stopped_since = None
             return
         self._stopped_since = self._stopped_since or monotonic()
@@ -314,7 +307,6 @@ class WorkerGroup:
 
     def _finish(self, worker: _Worker, code: int) -> None:
         """Read the rest of an ended worker's output, close its pipes, and record its exit."""
-        assert self._guard is not None
         del self.running[worker.rank]
         with suppress(BrokenPipeError):
             os.write(self._guard[1], b"-%d\n" % worker.pid)

@@ -186,7 +186,8 @@ class Run:
     @property
     def refused(self) -> Mapping[str, int]:
         """The number of rejected messages from non-members and former members, by reason."""
-        return {why.name.lower(): n for why, n in self._session.world.security.refused.items()}
+        rejections = dict(self._session.world.security.refused)  # other threads count
+        return {why.name.lower(): number for why, number in rejections.items()}
 
     @property
     def skipped(self) -> Sequence[tuple[int, str]]:

@@ -23,7 +23,6 @@ from torch._C._distributed_c10d import Store
 from thalweg.errors import PeerLost
 from thalweg.transports.connection import Received
 from thalweg.transports.endpoint import Endpoint
-from thalweg.transports.peer_record import PeerRecord
 from thalweg.transports.rejections import RejectionReason
 from thalweg.transports.security import SecurityConfig
 from thalweg.transports.transport import Array
@@ -81,17 +80,10 @@ class BestEffortTransport:
             rank, store, host, purpose=POST_PURPOSE, security=security, namespace=namespace
         )
         self._wire = Wire(self._endpoint, POST_HEADER_STRUCT.size)
+        self.endpoint = self._endpoint.record.endpoint
+        self.refused: Mapping[RejectionReason, int] = self._endpoint.refused
         self._closing = Lock()
         self._closed = False
-
-    @property
-    def endpoint(self) -> str:
-        return self._endpoint.record.endpoint
-
-    @property
-    def refused(self) -> Mapping[RejectionReason, int]:
-        """The number of rejected messages and connections by reason."""
-        return self._endpoint.refused
 
     def wait_for_peers(self, peers: Iterable[int], deadline: float) -> None:
         """Connect to these peers; PeerLost if one has no address by the deadline."""
@@ -143,7 +135,7 @@ class BestEffortTransport:
 
     def hello(self, peer: int) -> BestEffortMessage:
         """A message with the current record of this rank."""
-        record = np.frombuffer(self._endpoint.text, np.uint8)
+        record = np.frombuffer(self._endpoint.identity.text, np.uint8)
         return BestEffortMessage(peer, MessageKind.HELLO, 0, array=record)
 
     def close(self) -> None:
@@ -171,12 +163,9 @@ class BestEffortTransport:
             record = self._endpoint.trusted(array.tobytes(), sender)
             if record is None:
                 return None
-            self._move(record)
+            outbound = self._wire.outbound.get(sender)
+            if outbound is None:
+                self._wire.connect(record)
+            else:
+                self._endpoint.move(outbound, record)
         return read
-
-    def _move(self, record: PeerRecord) -> None:
-        outbound = self._wire.outbound.get(record.rank)
-        if outbound is None:
-            self._wire.connect(record)
-        else:
-            self._endpoint.move(outbound, record)

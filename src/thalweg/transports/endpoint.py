@@ -98,13 +98,12 @@ class Endpoint:
             endpoint=f"tcp://{shown}:{self._listener.getsockname()[1]}",
             key=private.public_key().public_bytes_raw() if private else b"",
         )
-        self._identity = Identity(
+        self.identity = Identity(
             record=self.record,
             private=private,
             signer=self._signer,
             scope=scope_of(purpose, self.protection.run, namespace),
         )
-        self.text = self._identity.text
         self._store_client = StoreClient(store, rank)
         self._known: dict[int, PeerRecord] = {}
         self._callers: dict[_Handshake, None] = {}  # with peers that call, the oldest first
@@ -352,7 +351,7 @@ class Endpoint:
     ) -> Steps:
         """The handshake with the peer of this record, which this rank calls."""
         connection = handshake.socket
-        hello = Hello(self._identity, record)
+        hello = Hello(self.identity, record)
         with suppress(BlockingIOError):
             connection.connect(address)
         yield WRITE_EVENT
@@ -397,11 +396,11 @@ class Endpoint:
     def _answer(self, handshake: _Handshake) -> Steps:
         """The handshake with a peer that calls, whose record is in its hello."""
         hello = yield from _receive_hello(handshake.socket)
-        record = sender_of(self._identity, hello)
+        record = sender_of(self.identity, hello)
         if record is None:
             raise RejectedMessage(RejectionReason.FORGED)
         try:
-            reply, cipher = answered(self._identity, hello, record)
+            reply, cipher = answered(self.identity, hello, record)
         except ValueError:
             raise RejectedMessage(RejectionReason.STRANGER) from None
         # Only peers that know this rank's record from the store cause a lookup in it.
@@ -420,7 +419,7 @@ class Endpoint:
         self._admit(handshake.socket, record.rank, cipher)
 
     def _publish(self, store: Store) -> None:
-        store.set(self._signer.key_of(self.rank), self.text.decode())
+        store.set(self._signer.key_of(self.rank), self.identity.text.decode())
 
 
 def _receive_hello(connection: socket.socket) -> Generator[int, None, bytes]:

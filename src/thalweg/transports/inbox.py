@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Collection
 from threading import Condition
 from time import monotonic
-from typing import NamedTuple
 
 from thalweg.errors import PeerLate, TransportClosed, TransportError
 from thalweg.transports.rejections import RejectionCounter, RejectionReason
@@ -18,12 +17,6 @@ from thalweg.transports.transport import Address, Array, Landings
 
 MAX_EARLY_MESSAGES = 512  # messages of later epochs that are kept
 MAX_EARLY_BYTES = 256 << 20
-
-
-class _EarlyMessage(NamedTuple):
-    membership_epoch: int
-    address: Address
-    array: Array
 
 
 class Inbox:
@@ -38,7 +31,7 @@ class Inbox:
         self._changed = Condition()
         self._woken = False
         self._messages: dict[Address, deque[Array]] = {}
-        self._early: list[_EarlyMessage] = []
+        self._early: list[tuple[int, Address, Array]] = []  # with their epochs
 
     def refuse_if_closed(self, doing: str) -> None:
         if self.closed:
@@ -72,13 +65,13 @@ class Inbox:
             self._messages.clear()
             early, self._early = self._early, []
             for message in early:
-                self._sort_in(message)
+                self._sort_in(*message)
             self._changed.notify_all()
 
     def put(self, address: Address, array: Array, epoch: int = 0) -> None:
         with self._changed:
             if not self.closed:
-                self._sort_in(_EarlyMessage(epoch, address, array))
+                self._sort_in(epoch, address, array)
                 self._changed.notify_all()
 
     def receive_now(self, wanted: Collection[Address]) -> tuple[Address, Array] | None:
@@ -118,12 +111,11 @@ class Inbox:
             self._early.clear()
             self._changed.notify_all()
 
-    def _sort_in(self, message: _EarlyMessage) -> None:
-        epoch, address, array = message
+    def _sort_in(self, epoch: int, address: Address, array: Array) -> None:
         if epoch > self.membership_epoch:
-            nbytes = array.nbytes + sum(early.array.nbytes for early in self._early)
+            nbytes = array.nbytes + sum(early.nbytes for *_, early in self._early)
             if len(self._early) < MAX_EARLY_MESSAGES and nbytes <= MAX_EARLY_BYTES:
-                self._early.append(message)
+                self._early.append((epoch, address, array))
             else:
                 self.refused.count(RejectionReason.TOO_EARLY)
         elif epoch < self.membership_epoch:

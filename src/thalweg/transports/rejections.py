@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping
 from enum import Enum
 from threading import Lock
 from time import monotonic
@@ -43,12 +42,12 @@ _USUAL_REJECTIONS = (
 )
 
 
-class RejectionCounter(Mapping[RejectionReason, int]):
-    """The rejections of one rank by reason; any thread may count."""
+class RejectionCounter(Counter[RejectionReason]):
+    """The rejections of one rank by reason; any thread may count. Copy it before iterating."""
 
     def __init__(self, rank: int) -> None:
+        super().__init__()
         self._rank = rank
-        self._counts: Counter[RejectionReason] = Counter()
         self._lock = Lock()
         self._quiet_until = 0.0
 
@@ -57,7 +56,7 @@ class RejectionCounter(Mapping[RejectionReason, int]):
         if not number:
             return
         with self._lock:
-            self._counts[why] += number
+            self[why] += number
             logs = why.is_suspicious and monotonic() >= self._quiet_until
             if logs:
                 self._quiet_until = monotonic() + REJECTION_LOG_PERIOD_SECONDS
@@ -71,14 +70,3 @@ class RejectionCounter(Mapping[RejectionReason, int]):
                 self[why],
                 REJECTION_LOG_PERIOD_SECONDS,
             )
-
-    def __getitem__(self, why: RejectionReason) -> int:
-        with self._lock:
-            return self._counts[why]
-
-    def __iter__(self) -> Iterator[RejectionReason]:
-        with self._lock:
-            return iter([why for why, number in self._counts.items() if number])
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)

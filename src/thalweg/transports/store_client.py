@@ -38,7 +38,6 @@ class Store(Protocol):
 
 
 _Calls = SimpleQueue[tuple[Callable[[Store], Any], Future[Any]] | None]
-_STORE_LOST_REMEDY = "look whether the launcher still runs, and whether its host answers"
 
 
 class StoreClient:
@@ -77,7 +76,8 @@ class StoreClient:
         except RuntimeError as error:  # torch's DistError is one
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         self._broken = StoreLost(
-            f"rank {self.rank} can't reach the store: {reason}", _STORE_LOST_REMEDY
+            f"rank {self.rank} can't reach the store: {reason}",
+            "look whether the launcher still runs, and whether its host answers",
         )
         raise self._broken from None
 

@@ -73,15 +73,11 @@ class TcpTransport:
         self._grace = grace
         endpoint = Endpoint(rank, store, host, purpose=TCP_PURPOSE, security=security)
         self._wire = Wire(endpoint, TCP_HEADER_STRUCT.size)
-        self._inbox = Inbox(rank, self._wire.endpoint.refused)
+        self.refused: Mapping[RejectionReason, int] = endpoint.refused
+        self._inbox = Inbox(rank, endpoint.refused)
         self._landings: Landings | None = None
         self._in_use = Lock()  # the wire belongs to one thread at a time
         _keep_freed_memory()
-
-    @property
-    def refused(self) -> Mapping[RejectionReason, int]:
-        """The number of rejected messages and connections by reason."""
-        return self._wire.endpoint.refused
 
     def use_store(self, store: Store) -> None:
         """Look peers up in this store from now on, and publish this rank's record there; RunError

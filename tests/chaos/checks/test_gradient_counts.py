@@ -117,7 +117,7 @@ def test_who_comes_in_again_may_have_lost_some() -> None:
     assert once([*events, joined]) == []
 
 
-def test_what_one_had_seen_is_gone_in_the_same_formation() -> None:
+def test_what_one_had_seen_is_gone_in_the_same_membership_epoch() -> None:
     found = once(changed(asynchronous(), 0, 3, more(1, -2.0)))
     assert "gradients applied at step 2 are lost" in found[0]
 

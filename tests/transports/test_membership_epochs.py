@@ -80,8 +80,8 @@ def test_what_came_before_entering_is_never_handed_out(network: Network) -> None
 
 
 @on_both
-def test_one_that_stays_behind_is_not_heard(network: Network) -> None:
-    """It speaks for the older formation, under a label that the new one uses too."""
+def test_messages_of_one_that_stays_behind_are_not_delivered(network: Network) -> None:
+    """It sends for the older epoch, under a label that the new one uses too."""
 
     def work() -> None:
         with network(3) as (here, there, behind):
@@ -100,15 +100,17 @@ def test_one_that_stays_behind_is_not_heard(network: Network) -> None:
 
 
 @on_both
-def test_who_entered_first_is_heard_when_the_others_enter(network: Network) -> None:
-    """In the order in which it spoke, and one formation after the other."""
+def test_messages_of_the_first_to_enter_are_delivered_when_the_others_enter(
+    network: Network,
+) -> None:
+    """In the order in which it sent them, and one epoch after the other."""
 
     def work() -> None:
         with network(2) as (here, there):
-            for formation in (1, 2, 3):
-                there.enter_epoch(formation, [0, 1])
+            for epoch in (1, 2, 3):
+                there.enter_epoch(epoch, [0, 1])
                 for value in range(3):
-                    send(there, here, 10 * formation + value)
+                    send(there, here, 10 * epoch + value)
                 nothing_comes(there, here)  # it is taken in all the same
             here.enter_epoch(2, [0, 1])
             assert [receive(there, here) for _ in range(3)] == [20, 21, 22]
@@ -147,14 +149,14 @@ def test_one_that_is_not_a_member_is_fenced_off(network: Network) -> None:
 
 
 @on_both
-def test_formations_only_grow(network: Network) -> None:
+def test_epoch_numbers_only_grow(network: Network) -> None:
     def work() -> None:
         with network(1) as [here]:
             here.enter_epoch(3, [0])
-            for formation in (2, 3):
-                text = f"rank 0 can't enter membership epoch {formation}: it is in 3; give each"
+            for epoch in (2, 3):
+                text = f"rank 0 can't enter membership epoch {epoch}: it is in 3; give each"
                 with pytest.raises(TransportError, match=text):
-                    here.enter_epoch(formation, [0])
+                    here.enter_epoch(epoch, [0])
             here.close()
             with pytest.raises(
                 TransportClosed, match="rank 0 enters membership epoch 4 after close"
@@ -192,9 +194,9 @@ def test_what_is_early_is_bounded_in_number_and_bytes() -> None:
     assert early(MAX_EARLY_BYTES // 3, 10) == 3
 
 
-def test_what_leaves_while_a_formation_ends_is_given_back() -> None:
+def test_what_is_sent_while_an_epoch_ends_is_given_back() -> None:
     """To a peer that takes nothing in: its queues are full, and the array is free all the same, to
-    be changed and sent again. The peer finds only what was sent in its formation."""
+    be changed and sent again. The peer finds only what was sent in its epoch."""
 
     def work() -> None:
         with over_zeromq(3) as (here, there, gone):
@@ -216,7 +218,7 @@ def test_what_leaves_while_a_formation_ends_is_given_back() -> None:
     in_a_process(work)
 
 
-def test_a_member_that_is_back_elsewhere_is_found_in_the_next_formation() -> None:
+def test_a_member_that_is_back_elsewhere_is_found_in_the_next_epoch() -> None:
     def work() -> None:
         store = dist.HashStore()
         here, there = (TcpTransport(rank, store, grace=0.5) for rank in (0, 1))
