@@ -177,10 +177,9 @@ def compress(
         table.add_row()
     for row in peers:
         table.add_row(*(cell(row) for cell in COMPRESS_COLUMNS.values()), style="dim")
-    output.print(table)
     wire = dense_wire(found.dense)
     uncompressed = f"uncompressed, each worker sends {about(wire, 'B')}"
-    output.print("\n".join([*COMPRESS_FIGURE_NOTES, uncompressed, *found.notes]))
+    output.print(table, *COMPRESS_FIGURE_NOTES, uncompressed, *found.notes)
     settings = {
         "model": workload.name,
         "bytes": workload.nbytes,

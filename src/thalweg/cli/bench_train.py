@@ -98,7 +98,7 @@ def train(
             output.print(f"{row['sync']}, from step {made['step']}: {text}")
         for chosen in row.get("choices", [[]])[0]:
             output.print(f"{row['sync']}, {choice_line(chosen)}")
-    output.print("\n".join(notes))
+    output.print(*notes)
     output.write("Picture", out / f"{scenario.name}.svg", _picture(scenario, rows))
     output.write_json("bench train", _settings(scenario, notes), rows)
     failed = [row["sync"] for row in rows if row["error"]]

@@ -106,9 +106,7 @@ def chaos(
                 break
         notes = [] if lab is None else lab.notes
     rows = fault_rows(results)
-    output.print(table_of(kind_rows(rows), CHAOS_COLUMNS))
-    for result in results:
-        output.print(_summary(result))
+    output.print(table_of(kind_rows(rows), CHAOS_COLUMNS), *map(_summary, results))
     settings = {
         "workers": cluster.workers,
         "lab": place.lab,

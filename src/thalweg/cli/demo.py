@@ -67,9 +67,8 @@ def demo(
         title = f"{job.name} on {deployment.text}"
         advice = _advised(deployment, job, output)
         if advice is not None:
-            output.print(advice.verdict)
-            best = advice.ranking[:MAX_SHOWN_PLANS]
-            output.print(table_of(best, RANKING_COLUMNS, title=f"Best predictions for {title}"))
+            best, heading = advice.ranking[:MAX_SHOWN_PLANS], f"Best predictions for {title}"
+            output.print(advice.verdict, table_of(best, RANKING_COLUMNS, title=heading))
         rows = _trained(deployment, job, steps, advice)
     curves = [
         TrainingCurve(sync=_name(row), losses=row["losses"], seconds=row["seconds"]) for row in rows
@@ -79,11 +78,20 @@ def demo(
         for chosen in row["choices"]:
             output.print(f"{row['sync']}, {choice_line(chosen)}")
     notes = ["", *deployment.notes] if deployment.notes else []
-    output.print("\n".join([*notes, CLOSING_TEXT]))
+    output.print(*notes, CLOSING_TEXT)
     output.write("Picture", out / "training.svg", draw_trainings(title, curves))
     if advice is not None:
-        page = advice_page(advice, [_measured(row) for row in rows])
-        output.write("Page", out / "report.html", page)
+        measured = [
+            MeasuredStepTime(
+                sync=row["chosen"],
+                seconds=row["seconds_per_step"],
+                predicted=row["predicted"],
+                low=row["low"],
+                high=row["high"],
+            )
+            for row in rows
+        ]
+        output.write("Page", out / "report.html", advice_page(advice, measured))
     settings = {
         "workload": job.name,
         "workers": deployment.workers,
@@ -199,16 +207,6 @@ def _since_chosen(chosen: Mapping[str, Any], per_step: Rows) -> dict[str, Any]:
 
 def _show(bar: Bar, sync: str, before: int, total: int, message: Mapping[str, Any]) -> None:
     bar.show(before + message["step"], total, sync)
-
-
-def _measured(row: Mapping[str, Any]) -> MeasuredStepTime:
-    return MeasuredStepTime(
-        sync=row["chosen"],
-        seconds=row["seconds_per_step"],
-        predicted=row["predicted"],
-        low=row["low"],
-        high=row["high"],
-    )
 
 
 def _columns(metric: str) -> Columns:

@@ -52,8 +52,7 @@ def doctor(
         block = paste_text(environment_lines(found.environment), found.findings)
         output.print(block, soft_wrap=True)
     else:
-        output.print(table(found.findings, deployment.text))
-        output.print(outcome_text(found.findings))
+        output.print(table(found.findings, deployment.text), outcome_text(found.findings))
     settings = {
         "workers": found.workers,
         **place.settings,

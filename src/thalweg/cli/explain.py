@@ -69,8 +69,7 @@ def explain(
     output.print(report.plan_title(settled, catalog.guarantee(settled), group, workload, at))
     if remark := without_groups(settled, group, catalog):
         output.print(remark)
-    for piece in report.render(explanation, most_slots, output.console.width):
-        output.print(piece)
+    output.print(*report.render(explanation, most_slots, output.console.width))
     if svg is not None and (explanation.scenes or explanation.async_plan or explanation.groups):
         write_file(svg, report.draw(explanation))
         output.print(f"Drawn into {svg}.")
@@ -115,8 +114,7 @@ def plans(output: Output) -> None:
         ("compressor", "Compressors, after +"),
         ("setting", "Settings, after @"),
     ):
-        output.print(_plans_table(title, [row for row in rows if row["kind"] == kind]))
-        output.print()
+        output.print(_plans_table(title, [row for row in rows if row["kind"] == kind]), "")
     output.print("thalweg explain 'hierarchical+fp16' --workers 8 draws one.")
     output.write_json("plans", {}, rows)
 

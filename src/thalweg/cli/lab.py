@@ -113,8 +113,10 @@ def up(
     with progress_bar("Building the lab") as bar:
         lab.up(owned=False, progress=bar.show)
     _print_status(lab, "lab up", output)
-    output.print(f"\nRun a script in it:  thalweg lab run --name {lab.name} -- python train.py")
-    output.print(f"Inspect a host:      ip netns exec {lab.wiring.host_of(0)} ip address")
+    output.print(
+        f"\nRun a script in it:  thalweg lab run --name {lab.name} -- python train.py",
+        f"Inspect a host:      ip netns exec {lab.wiring.host_of(0)} ip address",
+    )
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
@@ -275,10 +277,8 @@ def _signal(name: str | None, host: str, number: signal.Signals, done: str) -> N
 
 def _print_status(lab: labs.Lab, command: str, output: Output) -> None:
     hosts, uplinks = lab.status()
-    output.print(table_of(hosts, HOST_COLUMNS, title=f"lab {lab.name}"))
-    output.print(table_of(uplinks, UPLINK_COLUMNS))
-    for note in lab.notes:
-        output.print(note)
+    table = table_of(hosts, HOST_COLUMNS, title=f"lab {lab.name}")
+    output.print(table, table_of(uplinks, UPLINK_COLUMNS), *lab.notes)
     output.write_json(command, {"name": lab.name, "uplinks": uplinks, "notes": lab.notes}, hosts)
 
 

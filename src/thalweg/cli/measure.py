@@ -78,8 +78,7 @@ def probe(
     picture = svg or out.with_suffix(".svg")
     write_file(out, found.file())
     write_file(picture, draw_cluster(found))
-    for table in tables(found):
-        output.print(table)
+    output.print(*tables(found))
     output.print(outcome_text(found, out, picture), soft_wrap=True)
     settings = {
         "workers": found.cluster.workers,
@@ -147,8 +146,7 @@ def calibrate(
     }
     for path, text in files.items():
         write_file(path, text)
-    for table in _tables(found):
-        output.print(table)
+    output.print(*_tables(found))
     output.print(
         f"Wrote {', '.join(str(path) for path in files)}, after {found.seconds:.0f} s.",
         soft_wrap=True,

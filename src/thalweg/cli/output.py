@@ -47,7 +47,9 @@ class Output:
         return _Console(quiet=self.json_path == "-", highlight=False, markup=False, width=width)
 
     def print(self, *pieces: RenderableType, **options: Any) -> None:
-        self.console.print(*pieces, **options)
+        """Print texts and tables below one another; nothing if there are none."""
+        if pieces:
+            self.console.print(*pieces, sep="\n", **options)
 
     def write(self, what: str, path: Path, text: str) -> None:
         """Write a file, and print what it is and where."""

@@ -23,6 +23,7 @@ from thalweg.predict.estimate import Estimate
 from thalweg.predict.extra_steps import optimizer_named
 from thalweg.predict.plan_detail import BusyLink, PlanDetail, plan_detail
 from thalweg.predict.predictor import PredictionInput
+from thalweg.predict.step_simulator import BucketTimes
 from thalweg.report.tables import table_of
 
 PROMISES = [promise.value for promise in Promise]
@@ -39,12 +40,12 @@ BAR_WIDTH_CHARACTERS = 60
 BAR_PART_CHARACTERS = dict(
     zip(("compute", "encode", "decode", "transfer", "waiting"), "█▓▒░·", strict=True)
 )
-BUCKET_COLUMNS: dict[str, Callable[[tuple[int, float, float, float]], str]] = {
+BUCKET_COLUMNS: dict[str, Callable[[tuple[int, BucketTimes]], str]] = {
     ">bucket": lambda row: str(row[0]),
-    ">ready": lambda row: about(row[1], "s"),
-    ">start": lambda row: about(row[2], "s"),
-    ">end": lambda row: about(row[3], "s"),
-    ">took": lambda row: about(row[3] - row[2], "s"),
+    ">ready": lambda row: about(row[1].handed_in, "s"),
+    ">start": lambda row: about(row[1].began, "s"),
+    ">end": lambda row: about(row[1].ended, "s"),
+    ">took": lambda row: about(row[1].ended - row[1].began, "s"),
 }
 LINK_COLUMNS: dict[str, Callable[[BusyLink], str]] = {
     "link": lambda busy: str(busy.link),
@@ -99,8 +100,7 @@ def advise(
             sweep=html is not None,
             progress=bar.show,
         )
-    for line in filter(None, (advice.verdict, advice.hint(), _not_counted(advice))):
-        output.print(line)
+    output.print(*filter(None, (advice.verdict, advice.hint(), _not_counted(advice))))
     columns = {
         **RANKING_COLUMNS,
         "promise": lambda one: one.promise.value,
@@ -155,9 +155,8 @@ def _print_rest(output: Output, advice: Advice, top: int, why_not: bool) -> None
     if not why_not:
         output.print(f"{len(advice.left_out)} plans are not ranked: --why-not says why.")
         return
-    output.print("Not ranked:")
-    for text, reason in advice.left_out.items():
-        output.print(f"  {text}: {reason}")
+    reasons = (f"  {text}: {reason}" for text, reason in advice.left_out.items())
+    output.print("Not ranked:", *reasons)
 
 
 def _not_counted(advice: Advice) -> str:
@@ -268,9 +267,9 @@ def _print_detail(output: Output, found: PlanDetail) -> None:
     output.print(
         f"\n{estimate.sync}: {about(estimate.seconds, 's')} per step "
         f"({about(estimate.low, 's')} to {about(estimate.high, 's')}), "
-        f"{'simulated' if estimate.form == 'replay' else f'by {estimate.form}'}"
+        f"{'simulated' if estimate.form == 'replay' else f'by {estimate.form}'}",
+        bar_of(estimate),
     )
-    output.print(bar_of(estimate))
     if found.form is not None and found.form.form != estimate.form:
         ratio = found.form.seconds / estimate.seconds if estimate.seconds else 1.0
         output.print(
@@ -283,15 +282,11 @@ def _print_detail(output: Output, found: PlanDetail) -> None:
             f"{alone.what} of {about(alone.nbytes, 'B')} alone: {about(alone.seconds, 's')}{form}"
         )
     if found.passages:
-        output.print(f"buckets on rank {found.rank}, the slowest, in its last step:")
-        rows = [
-            (number, one.handed_in, one.began, one.ended)
-            for number, one in enumerate(found.passages)
-        ]
-        output.print(table_of(rows, BUCKET_COLUMNS))
+        table = table_of(enumerate(found.passages), BUCKET_COLUMNS)
+        output.print(f"buckets on rank {found.rank}, the slowest, in its last step:", table)
     if found.links:
-        output.print("busiest links:")
-        output.print(table_of(found.links[:MAX_PRINTED_LINKS], LINK_COLUMNS))
+        table = table_of(found.links[:MAX_PRINTED_LINKS], LINK_COLUMNS)
+        output.print("busiest links:", table)
 
 
 def bar_of(estimate: Estimate, width: int = BAR_WIDTH_CHARACTERS) -> str:

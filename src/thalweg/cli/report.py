@@ -112,12 +112,11 @@ def _print(output: Output, found: RunReport) -> None:
     steps = found.run.steps
     output.print(
         f"steps {steps[0]} to {steps[-1]} of {len(found.accounts)} ranks: "
-        f"{about(found.seconds, 's')} per step"
+        f"{about(found.seconds, 's')} per step",
+        table_of(found.accounts, RANK_COLUMNS),
     )
-    output.print(table_of(found.accounts, RANK_COLUMNS))
     errors = [lane.error for lane in found.run.rank_timelines.values() if lane.error is not None]
     lines = [f"straggler: {each}" for each in found.stragglers] or ["no stragglers"]
     lines += map(str, found.notes)
     lines += [f"clock error at most {about(max(errors), 's')}"] if errors else []
-    for line in (*lines, *found.run.remarks):
-        output.print(line, soft_wrap=True)
+    output.print(*lines, *found.run.remarks, soft_wrap=True)

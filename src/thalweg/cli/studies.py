@@ -79,8 +79,7 @@ def compression(
         STUDY_RATES_GBPS
     )
     found = run_compression_study(chosen, sorted(set(rates)))
-    output.print(_wins_table(found))
-    output.print("\n".join(_lines(found)))
+    output.print(_wins_table(found), *_lines(found))
     output.write_json("study compression", _settings(found), found.cases)
 
 
@@ -126,8 +125,7 @@ def _values(rows: Sequence[Row], key: str) -> list[Any]:
 
 
 def _count(cases: Sequence[Row]) -> dict[str, int]:
-    won, of = wins(cases)
-    return {"wins": won, "of": of}
+    return dict(zip(("wins", "of"), wins(cases), strict=True))
 
 
 def _wins_table(found: CompressionStudy) -> Table:
@@ -241,9 +239,7 @@ def bench_stragglers(
     notes = [*errors, *STRAGGLER_NOTES, *lab.notes]
     where = f"{asked.workers} workers in a tree of {asked.tree.text} and a root, NICs {rate}"
     output.print(where, style="italic")
-    for name, rows in found.items():
-        output.print(table_of(name, rows))
-    output.print("\n".join(notes))
+    output.print(*(table_of(name, rows) for name, rows in found.items()), *notes)
     settings = {
         "tree": asked.tree.text,
         "workers": asked.workers,

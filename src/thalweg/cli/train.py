@@ -109,7 +109,7 @@ def train(
         "notes": notes,
         "result": result,
     }
-    output.print("\n".join([_result_text(job, settings, result), *notes]))
+    output.print(_result_text(job, settings, result), *notes)
     if len(results) > 1:
         text = next(one["summary"] for one in results if one)
         output.print(text, soft_wrap=True)

@@ -145,12 +145,10 @@ def _draw_times(axes: Axes, name: str, rows: Sequence[Row]) -> None:
     """Draw bars in one group per setting."""
     varied = VARIED.get(name)
     settings = list(dict.fromkeys(row[varied] for row in rows)) if varied else [None]
-    for number, setting in enumerate(settings):
-        group = [row for row in rows if not varied or row[varied] == setting]
-        for slot, row in enumerate(group):
-            at = number * (len(group) + 1) * SCHEME_BAR_WIDTH + slot * SCHEME_BAR_WIDTH
-            _draw_bar(axes, at, row, named=number == 0)
     size = len(rows) // len(settings)
+    for number, row in enumerate(rows):
+        group, slot = divmod(number, size)
+        _draw_bar(axes, (group * (size + 1) + slot) * SCHEME_BAR_WIDTH, row, named=group == 0)
     middles = [(n * (size + 1) + (size - 1) / 2) * SCHEME_BAR_WIDTH for n in range(len(settings))]
     axes.set_xticks(middles, ["" if s is None else about(s, "s") for s in settings])
     axes.set(ylabel="seconds per iteration", yscale="log")
