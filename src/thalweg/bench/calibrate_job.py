@@ -41,7 +41,6 @@ UNSYNCHRONIZED_PLAN = "local_sgd(every=1000000)"
 CALIBRATION_JOB_STEPS = 12
 CALIBRATION_SLACK_SECONDS = 60.0  # beyond the expected time
 CALIBRATION_TIMEOUT_SECONDS = 3600.0  # for the whole calibration
-_JOB_NAME_FORBIDDEN = re.compile(r"[^A-Za-z0-9]+")
 Progress = Callable[[str, int, int], None]
 """Called with what is being measured, how much of it is done, and of how much (0: unknown)."""
 
@@ -171,4 +170,4 @@ def profile_job(
 
 def name_of(job: Job) -> str:
     """The job's name for files: `synthetic(params=2.5M)` becomes `synthetic-params-2-5M`."""
-    return _JOB_NAME_FORBIDDEN.sub("-", job.name).strip("-") or "job"
+    return re.sub(r"[^A-Za-z0-9]+", "-", job.name).strip("-") or "job"

@@ -204,7 +204,13 @@ def row_of(sync: str, scenario: Scenario, trials: Sequence[TrainingRun]) -> Row:
         "repeats": repeats,
         "losses": _over_repeats(trials, "losses"),
         "seconds": _over_repeats(trials, "seconds"),
-        "events": _events(scenario, trials),
+        "events": [
+            {
+                "event": str(event),  # and the step of the slowest rank after which it was applied
+                "steps": [f.step for trial in trials for f in trial.fired if f.event == event],
+            }
+            for event in scenario.events
+        ],
         "adjustments": [result["adjustments"] for result in first],
         "choices": [result.get("choices", []) for result in first],
         "late": [result.get("late", []) for result in first],
@@ -311,14 +317,3 @@ def _over_repeats(trials: Sequence[TrainingRun], key: str) -> list[float]:
     series = [by_step(trial.results, key) for trial in trials]
     steps = sorted(set.intersection(*map(set, series)))
     return [fmean(each[step] for each in series) for step in steps]
-
-
-def _events(scenario: Scenario, trials: Sequence[TrainingRun]) -> list[dict[str, Any]]:
-    """The step of the slowest rank after which each event was applied, in each repeat."""
-    return [
-        {
-            "event": str(event),
-            "steps": [f.step for trial in trials for f in trial.fired if f.event == event],
-        }
-        for event in scenario.events
-    ]

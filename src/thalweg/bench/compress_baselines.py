@@ -14,7 +14,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any
 
 import numpy as np
 import torch
@@ -114,11 +113,10 @@ class ScriptTopK(_Scripted):
     """`torch.topk` on every tensor, with error feedback."""
 
     def prepare(self, others: Iterator[torch.Tensor]) -> None:
-        kept = (kept_elements(each.elements, BASELINE_TOPK_RATIO) for each in self.segments)
-        self.payload = 8.0 * sum(kept)
         self.residual = torch.zeros_like(self.gradient)
         everyone = chain([self.gradient], others)
         self.payloads = [self._largest(self.tensors(each)) for each in everyone]
+        self.payload = 8.0 * sum(len(values) for values, _ in self.payloads[0])
 
     def _largest(self, tensors: list[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
         found = []
@@ -152,12 +150,11 @@ class ByteSigns(_Scripted):
         self.payload = len(self.gradient) / self.elements_per_byte
         self.payloads = [self._signs(each) for each in chain([self.gradient], others)]
 
-    def _signs(self, values: torch.Tensor) -> Any:
+    def _signs(self, values: torch.Tensor) -> torch.Tensor:
         return (values >= 0).to(torch.uint8)
 
-    def _bits(self, signs: Any) -> torch.Tensor:
-        bits: torch.Tensor = signs
-        return bits
+    def _bits(self, signs: torch.Tensor) -> torch.Tensor:
+        return signs
 
     def encode(self, step: int) -> None:
         self.payloads[0] = self._signs(self.gradient)
@@ -174,11 +171,11 @@ class FloatSigns(ByteSigns):
 
     elements_per_byte = 8
 
-    def _signs(self, values: torch.Tensor) -> Any:
-        return np.packbits(values.numpy() >= 0)
+    def _signs(self, values: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(np.packbits(values.numpy() >= 0))
 
-    def _bits(self, signs: Any) -> torch.Tensor:
-        return torch.from_numpy(np.unpackbits(signs, count=len(self.gradient)))
+    def _bits(self, signs: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(np.unpackbits(signs.numpy(), count=len(self.gradient)))
 
 
 class ScriptPowerSGD(_Scripted):

@@ -90,10 +90,9 @@ def derived_metrics(dense: UncompressedStep, step: CompressedStep) -> dict[str, 
 
 def pays_row(bits_per_second: float) -> dict[str, Any]:
     """The rate below which compression pays, for JSON: 0 is never, inf always."""
-    below = 0 < bits_per_second < inf
     return {
         "pays": {0.0: "never", inf: "always"}.get(bits_per_second, "below"),
-        "pays_below_gbps": bits_per_second / 1e9 if below else None,
+        "pays_below_gbps": bits_per_second / 1e9 if 0 < bits_per_second < inf else None,
     }
 
 

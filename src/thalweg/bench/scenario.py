@@ -54,7 +54,6 @@ from thalweg.training.auto.request import plan_at_first
 from thalweg.workloads import Job, find_job
 
 SKIPPED_STEPS_AFTER_EVENT = 15
-RISING_METRICS = ("accuracy",)  # targets of other metrics are reached from above
 LAB_LAYOUT_KEYS = ("racks", "hosts", "nic", "uplink", "latency", "rank_order")
 RANK_ORDERS = ("rack", "interleaved")
 
@@ -67,7 +66,7 @@ class Target:
     value: float
 
     def reached_by(self, value: float) -> bool:
-        return value >= self.value if self.metric in RISING_METRICS else value <= self.value
+        return value >= self.value if self.metric == "accuracy" else value <= self.value
 
     def __str__(self) -> str:
         return f"{self.metric} {self.value:g}"
@@ -207,10 +206,8 @@ def _layout(lab: TomlTable) -> Cluster:
 def _rack_sizes(lab: TomlTable) -> list[int]:
     hosts = lab.data.get("hosts")
     if not isinstance(hosts, list):
-        racks = min(
-            lab.whole("racks", 1, 1), MAX_WORKERS + 1
-        )  # a larger number is refused below, without a list of that size
-        return [lab.whole("hosts", 1)] * racks
+        # a larger number is refused below, without a list of that size
+        return [lab.whole("hosts", 1)] * min(lab.whole("racks", 1, 1), MAX_WORKERS + 1)
     sizes = list(lab.whole_numbers("hosts", 1, "hosts = [5, 3, 4]"))
     if lab.whole("racks", 1, len(sizes)) != len(sizes):
         raise ScenarioError(

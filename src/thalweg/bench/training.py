@@ -95,7 +95,7 @@ def train(
             f"the checkpoint is at step {first_step}, beyond {recipe.steps}", "give more steps"
         )
     callbacks = _StepCallbacks(run, job, model, recipe)
-    steps, losses, seconds = _steps(run, job, model, optimizer, recipe, progress, callbacks)
+    taken = _steps(run, job, model, optimizer, recipe, progress, callbacks)
     metric, deviation = None, None
     if recipe.checkpoint is not None:
         run.save(recipe.checkpoint)
@@ -108,9 +108,7 @@ def train(
     run.close()
     return model, {
         "first_step": first_step,
-        "steps": steps,
-        "losses": losses,
-        "seconds": seconds,
+        **taken,
         "evaluations": callbacks.evaluations,
         "metric": metric,
         "deviation": deviation,
@@ -146,12 +144,11 @@ def _steps(
     recipe: Recipe,
     progress: Progress,
     callbacks: _StepCallbacks,
-) -> tuple[list[int], list[float], list[float]]:
-    steps: list[int] = []
-    losses: list[float] = []
-    seconds: list[float] = []
+) -> dict[str, list[Any]]:
+    """Take the steps, and return their numbers, losses and times."""
+    taken: dict[str, list[Any]] = {"steps": [], "losses": [], "seconds": []}
     if run.step >= recipe.steps:
-        return steps, losses, seconds
+        return taken
     for epoch in run.epochs(sys.maxsize):
         start = perf_counter()
         for number, batch in enumerate(run.batches(epoch), start=1):
@@ -165,20 +162,20 @@ def _steps(
                 nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
             optimizer.step()
             optimizer.zero_grad()
-            if run.step in steps[-1:]:
+            if run.step in taken["steps"][-1:]:
                 continue  # the step was interrupted, and is repeated
-            steps.append(run.step)
-            losses.append(loss)
-            seconds.append(perf_counter() - start)
-            progress({"step": run.step, "loss": loss, "seconds": seconds[-1]})
+            seconds = perf_counter() - start
+            for key, value in zip(taken, (run.step, loss, seconds), strict=True):
+                taken[key].append(value)
+            progress({"step": run.step, "loss": loss, "seconds": seconds})
             callbacks.after_step()
             if run.step >= recipe.steps:
-                return steps, losses, seconds
+                return taken
             if recipe.checkpoint and recipe.save_every and run.step % recipe.save_every == 0:
                 run.save(recipe.checkpoint)
             start = perf_counter()
         optimizer.zero_grad()  # the epoch may end within an accumulation
-    return steps, losses, seconds
+    return taken
 
 
 class _StepCallbacks:

@@ -180,7 +180,10 @@ def _trained(deployment: Deployment, job: Job, steps: int, advice: Advice | None
                 "seconds": [one["seconds"] for one in per_step],
             }
             if row["choices"]:
-                row |= _since_chosen(row["choices"][-1], per_step)
+                last = row["choices"][-1]
+                row["chosen"], first = last["sync"], last["step"] + PLAN_WARMUP_STEPS
+                if timed := [one["seconds"] for one in per_step if one["step"] > first]:
+                    row["seconds_per_step"] = fmean(timed)
             estimate = advice and predict(
                 row["chosen"],
                 advice.cluster,
@@ -195,14 +198,6 @@ def _trained(deployment: Deployment, job: Job, steps: int, advice: Advice | None
             }
             rows.append({**row, **interval})
     return rows
-
-
-def _since_chosen(chosen: Mapping[str, Any], per_step: Rows) -> dict[str, Any]:
-    """The plan that `auto` ended with, and its step time after the warm-up."""
-    first = chosen["step"] + PLAN_WARMUP_STEPS
-    seconds = [row["seconds"] for row in per_step if row["step"] > first]
-    measured = {"seconds_per_step": fmean(seconds)} if seconds else {}
-    return {"chosen": chosen["sync"], **measured}
 
 
 def _show(bar: Bar, sync: str, before: int, total: int, message: Mapping[str, Any]) -> None:

@@ -98,8 +98,7 @@ def table(findings: Sequence[Finding], where: str) -> Table:
 
 def _finding_text(found: Finding) -> Text:
     """The finding, with its remedy on the next line."""
-    remedy = (f"\n-> {found.remedy}", "bold") if found.remedy else ""
-    return Text.assemble(found.text, remedy)
+    return Text.assemble(found.text, (f"\n-> {found.remedy}" if found.remedy else "", "bold"))
 
 
 def outcome_text(findings: Sequence[Finding]) -> str:

@@ -195,7 +195,9 @@ def _tables(found: JobCalibration) -> Iterator[Table]:
     yield links
     costs = Table("cost", "value", "relative std. dev.")
     for name, row in _transport_rows(machine).items():
-        costs.add_row(name, _text(row["value"], row["unit"]), f"{row['spread']:.0%}")
+        value, unit = row["value"], row["unit"]
+        text = f"{value:.1%}" if unit == "of it" else about(value, unit)
+        costs.add_row(name, text, f"{row['spread']:.0%}")
     for what in STEP_COST_NAMES:
         costs.add_row(f"{what} time", str(getattr(found.workload.costs, what)), "")
     yield costs
@@ -231,7 +233,3 @@ def _row(kind: str, name: str, figure: FittedValue, unit: str) -> dict[str, Any]
         "spread": figure.spread,
         "unit": unit,
     }
-
-
-def _text(value: float, unit: str) -> str:
-    return f"{value:.1%}" if unit == "of it" else about(value, unit)

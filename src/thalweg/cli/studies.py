@@ -216,11 +216,15 @@ def bench_stragglers(
     """
     *most, _ = STUDY_TABLES
     chosen = names_among(STUDY_TABLES, tables, "--tables", "table") if tables else most
-    rate = Rate.parse(nic)
+    rate, size = Rate.parse(nic), Size.parse(nbytes).nbytes
+    if size % 4:
+        raise UsageError(
+            f"{size} bytes aren't a whole number of float32", "give a multiple of 4 bytes"
+        )
     asked = StragglerTrial(
         scheme="cr",
         tree=RegularTree.parse(tree, stragglers),
-        elements=_elements(nbytes),
+        elements=size // 4,
         late=late,
         delay=Duration.parse(delay).seconds,
         compute=Duration.parse(compute).seconds,
@@ -244,7 +248,7 @@ def bench_stragglers(
         "tree": asked.tree.text,
         "workers": asked.workers,
         "stragglers": stragglers,
-        "bytes": 4 * asked.elements,
+        "bytes": size,
         "nic": str(rate),
         "late": late,
         "delay": asked.delay,
@@ -261,12 +265,3 @@ def bench_stragglers(
     if wrong:
         schemes = listed(dict.fromkeys(row["scheme"] for row in wrong))
         raise RunError(f"{schemes} failed, or gave a gradient that isn't exact", "see its rows")
-
-
-def _elements(text: str) -> int:
-    nbytes = Size.parse(text).nbytes
-    if nbytes % 4:
-        raise UsageError(
-            f"{nbytes} bytes aren't a whole number of float32", "give a multiple of 4 bytes"
-        )
-    return nbytes // 4

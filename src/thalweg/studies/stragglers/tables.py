@@ -122,7 +122,7 @@ def row_of(prepared: PreparedTrial, outcome: Row, rate: Rate) -> Row:
         "exact": not outcome["wrong"],
         "wrong": len(outcome["wrong"]),
         "iterations": len(seconds),
-        "load": prepared.load,
+        "load": float(max(prepared.allocation.loads.values())),
         "beyond": beyond,
         "waits": None if beyond is None else beyond / len(seconds) * trial.delay,
         "error": None,

@@ -149,7 +149,7 @@ class _TrialRank:
         while relay.newest <= step:
             relay.result(step, NO_NEWS_TIMEOUT_SECONDS)
             if relay.newest > step:
-                break
+                return True
             if self.world.wait_for(TRIAL_OVER_KEY, 0, self.abort_flag) is not None:
                 return False
             if perf_counter() - began > ITERATION_TIMEOUT_SECONDS:
@@ -249,15 +249,16 @@ class PreparedTrial:
             schedule = coded_tree(group, trial.elements, 4, allocation)
             check(schedule)
             right = expected_sums(allocation, schedule, messages)
-            _refuse_far_from_true(trial, right, problem)
+            for error in map(distance, right, problem.true_gradients):
+                if not error <= GRADIENT_ERROR_TOLERANCE:  # or if it is no number
+                    raise ScheduleError(
+                        f"{trial.sync}: without stragglers the relative error of the gradient is "
+                        f"{error:.1e}",
+                        "please report this",
+                    )
         return cls(
             trial=trial, allocation=allocation, schedule=schedule, messages=messages, right=right
         )
-
-    @property
-    def load(self) -> float:
-        """The largest fraction of the data that a worker computes."""
-        return float(max(self.allocation.loads.values()))
 
     def is_exact(self, step: int, arrays: Sequence[Single]) -> bool:
         """True if these pieces together are the expected sum."""
@@ -299,13 +300,3 @@ def expected_sums(
         for node in nodes.values():
             node.skip_to(model + 1)
     return found
-
-
-def _refuse_far_from_true(trial: StragglerTrial, sums: Sequence[Single], problem: Softmax) -> None:
-    for got, true in zip(sums, problem.true_gradients, strict=True):
-        off = distance(got, true)
-        if not off <= GRADIENT_ERROR_TOLERANCE:
-            raise ScheduleError(
-                f"{trial.sync}: without stragglers the relative error of the gradient is {off:.1e}",
-                "please report this",
-            )
