@@ -27,7 +27,7 @@ SCENARIO = Scenario(
 
 
 def result(seconds: list[float], first_step: int = 0, **other: Any) -> dict[str, Any]:
-    usual = {
+    defaults = {
         "first_step": first_step,
         "steps": [first_step + 1 + number for number in range(len(seconds))],
         "losses": [1.0] * len(seconds),
@@ -38,7 +38,7 @@ def result(seconds: list[float], first_step: int = 0, **other: Any) -> dict[str,
         "fingerprint": "same",
         "adjustments": [],
     }
-    return {**usual, **other}
+    return {**defaults, **other}
 
 
 def test_warmup_and_steps_after_an_event_do_not_count() -> None:

@@ -187,7 +187,7 @@ def test_what_was_not_predicted_is_not_checked() -> None:
 def test_averages_every_few_steps_count_as_often_as_they_are_among_the_steps() -> None:
     """Of the steps 11 to 60 every eighth is one: 16, 24, ... 56, six of fifty."""
     plan = "local_sgd(every=8)"
-    usual = predict(plan, DECLARED, WORKLOAD).parts.transfer
+    exposed = predict(plan, DECLARED, WORKLOAD).parts.transfer
     found = forecast().of(replace(scenario(), syncs=(plan,)), plan)
     assert found is not None
-    assert found.parts.transfer == pytest.approx(usual * 8 * 6 / 50)
+    assert found.parts.transfer == pytest.approx(exposed * 8 * 6 / 50)

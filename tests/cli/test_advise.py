@@ -134,8 +134,8 @@ def test_why_not(here: Path) -> None:
     place = ["advise", "--workers", "2", "--model", "model.toml"]
     number = len(advice(here, place="--workers 2")["settings"]["left_out"])
     assert f"{number} plans are not ranked" in thalweg(*place, cwd=here).stdout
-    told = thalweg(*place, "--why-not", cwd=here).stdout.partition("Not ranked:\n")[2]
-    assert "gc(stragglers=2): " in told
+    printed = thalweg(*place, "--why-not", cwd=here).stdout.partition("Not ranked:\n")[2]
+    assert "gc(stragglers=2): " in printed
 
 
 def test_plain_ddp_is_the_answer_where_links_are_fast(here: Path) -> None:
@@ -156,10 +156,10 @@ def test_what_another_class_would_gain() -> None:
 
 def test_classes_that_are_allowed_and_not_counted_are_told() -> None:
     place = ["advise", "--lab", "1x8", "--nic", "10gbit", "--model", "resnet50", "--top", "1"]
-    told = "Not counted: lossy plans, whose extra steps weren't measured under lion; give "
+    printed = "Not counted: lossy plans, whose extra steps weren't measured under lion; give "
     unmeasured = [*place, "--optimizer", "lion", "--allow", "lossy"]
     words = " ".join(thalweg(*unmeasured).stdout.split())
-    assert told + "--extra-steps lossy=..%." in words
+    assert printed + "--extra-steps lossy=..%." in words
     for counted in ([*unmeasured, "--extra-steps", "lossy=0.5"], [*place, "--allow", "lossy"]):
         assert "Not counted" not in thalweg(*counted).stdout
 

@@ -15,14 +15,14 @@ def test_a_row_for_each_fault_and_the_seeds(tmp_path: Path) -> None:
         cwd=tmp_path,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    told = json.loads(done.stdout)
-    assert told["command"] == "chaos"
-    assert [row["fault"] for row in told["rows"]] == [0, 1]
-    assert {row["kind"] for row in told["rows"]} <= {"kill", "restart"}
-    [run] = told["settings"]["runs"]
+    document = json.loads(done.stdout)
+    assert document["command"] == "chaos"
+    assert [row["fault"] for row in document["rows"]] == [0, 1]
+    assert {row["kind"] for row in document["rows"]} <= {"kill", "restart"}
+    [run] = document["settings"]["runs"]
     assert (run["sync"], run["seed"], run["violations"]) == ("ring", 4, [])
     assert (tmp_path / run["history"]).exists()
-    assert told["settings"]["kinds"] == ["kill", "restart"]
+    assert document["settings"]["kinds"] == ["kill", "restart"]
 
 
 def test_a_violation_ends_it_with_the_command_to_have_it_again(tmp_path: Path) -> None:

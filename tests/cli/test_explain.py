@@ -344,8 +344,8 @@ def test_groups_that_are_one_group_say_so() -> None:
 
 
 def test_a_step_at_which_nothing_travels() -> None:
-    usual = thalweg("explain", "local_sgd(every=4)", "--workers", "4", "--bytes", "1KB")
-    assert "step 3)" in usual.stdout
+    by_default = thalweg("explain", "local_sgd(every=4)", "--workers", "4", "--bytes", "1KB")
+    assert "step 3)" in by_default.stdout
     done = thalweg("explain", "local_sgd(every=4)", "--workers", "4", "--step", "0")
     assert done.returncode == 0
     assert "No communication at step 0; try --step 3." in done.stdout

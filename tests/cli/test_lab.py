@@ -161,8 +161,8 @@ def test_killing_a_host_is_told_with_its_name(two_racks: Path) -> None:
 def test_mistakes_are_one_line(two_racks: Path, command: str, line: str) -> None:
     done = lab(command, two_racks)
     assert (done.returncode, done.stdout) == (2, "")
-    [told] = done.stderr.splitlines()
-    assert line.format(name=NAME) in told
+    [printed] = done.stderr.splitlines()
+    assert line.format(name=NAME) in printed
 
 
 def test_no_lab_of_that_name(tmp_path: Path) -> None:
@@ -188,9 +188,9 @@ def test_all_are_those_of_this_user_that_no_process_uses(
         finally:
             mine.down()
             theirs.down()
-    told = capsys.readouterr().out.splitlines()
+    printed = capsys.readouterr().out.splitlines()
     stays = f"{NAME}-used stays: process {os.getpid()} uses it; or --name {NAME}-used"
-    assert told == [f"{NAME}-mine is down", stays]
+    assert printed == [f"{NAME}-mine is down", stays]
 
 
 def test_all_and_a_name_contradict_each_other(
@@ -220,10 +220,10 @@ def test_without_a_name_only_ones_own_lab_is_meant(
         for command in ("status", "degrade --rack 0 --rate 1mbit", "kill --host 0", "down"):
             done = thalweg("lab", *split(command), cwd=folder)
             assert (done.returncode, done.stdout) == (2, "")
-            [told] = done.stderr.splitlines()
-            assert told.startswith("thalweg: which lab? there is ")
-            assert f"{OTHER} (from {tmp_path})" in told
-            assert told.endswith("; give --name, or make one with `thalweg lab up`")
+            [printed] = done.stderr.splitlines()
+            assert printed.startswith("thalweg: which lab? there is ")
+            assert f"{OTHER} (from {tmp_path})" in printed
+            assert printed.endswith("; give --name, or make one with `thalweg lab up`")
 
     assert lab("up 1x1", tmp_path, OTHER).returncode == 0
     try:

@@ -5,8 +5,8 @@ import pytest
 from thalweg.cli.output import choice_line
 
 
-@pytest.mark.parametrize(("measured", "told"), [(None, ""), (0.43, ", measured 430 ms")])
-def test_a_choice_is_a_line(measured: float | None, told: str) -> None:
+@pytest.mark.parametrize(("measured", "suffix"), [(None, ""), (0.43, ", measured 430 ms")])
+def test_a_choice_is_a_line(measured: float | None, suffix: str) -> None:
     chosen = {
         "step": 8,
         "sync": "hierarchical",
@@ -17,6 +17,6 @@ def test_a_choice_is_a_line(measured: float | None, told: str) -> None:
         "reason": "200 ms less of transfers",
     }
     assert choice_line(chosen) == (
-        f"from step 8: hierarchical: predicted 410 ms (390 ms to 440 ms){told} "
+        f"from step 8: hierarchical: predicted 410 ms (390 ms to 440 ms){suffix} "
         "(200 ms less of transfers)"
     )

@@ -64,9 +64,9 @@ def test_in_a_script_all_ranks_get_the_same(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(script)
     done = thalweg(*split("run --workers 3 script.py"), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    told = [line.partition(" ")[2] for line in done.stdout.splitlines()]
-    assert len(told) == 3
-    assert len(set(told)) == 1
+    printed = [line.partition(" ")[2] for line in done.stdout.splitlines()]
+    assert len(printed) == 3
+    assert len(set(printed)) == 1
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_all_that_can_be_written(records: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         (["nowhere"], "no records can be read in nowhere: No such file or directory; name"),
         (["."], "there are no records in .; name the folder that was given as records= or"),
@@ -93,13 +93,13 @@ def test_all_that_can_be_written(records: Path, tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_done_is_one_line(
-    records: Path, tmp_path: Path, options: list[str], told: str
+    records: Path, tmp_path: Path, options: list[str], message: str
 ) -> None:
     (tmp_path / "two.toml").write_text(CLUSTER)
     done = thalweg("report", *(each.format(records) for each in options), cwd=tmp_path)
     assert done.returncode == 2
     [line] = done.stderr.splitlines()
-    assert line.startswith(f"thalweg: {told}")
+    assert line.startswith(f"thalweg: {message}")
 
 
 def test_records_without_a_step(tmp_path: Path) -> None:

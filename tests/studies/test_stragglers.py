@@ -231,16 +231,16 @@ def test_the_ring_may_add_in_another_order() -> None:
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_every_gradient_of_every_scheme_is_exact(scheme: Scheme) -> None:
     trial = replace(SMALL, scheme=scheme, compute=0.001)
-    told: list[tuple[int, int]] = []
+    reports: list[tuple[int, int]] = []
     made = prepared(trial)
-    outcome = run_trial(made, site_of(trial), lambda done, of: told.append((done, of)))
+    outcome = run_trial(made, site_of(trial), lambda done, of: reports.append((done, of)))
     row = row_of(made, outcome, RATE)
     assert (row["exact"], row["wrong"], row["iterations"], row["error"]) == (True, 0, 12, None)
     assert row["p5"] <= row["p50"] <= row["p95"] <= row["p99"] <= max(row["seconds"])
     if scheme in ("umw", "rar"):  # they wait for everybody
         assert row["mean"] >= row["waits"] > 0
-    assert told
-    assert all(done <= max(of, UNCOUNTED_ITERATIONS) for done, of in told)
+    assert reports
+    assert all(done <= max(of, UNCOUNTED_ITERATIONS) for done, of in reports)
 
 
 def test_workers_that_are_away_come_back() -> None:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from thalweg.catalog import parse_plan
 from thalweg.chaos.fault import FAULT_KINDS, LINK_FAULTS, FaultKind
-from thalweg.cli.options import PlaceOptions, lab_of, option, with_bundles
-from thalweg.cli.output import Output, names_among, progress_bar
+from thalweg.cli.options import PlaceOptions, lab_of, names_among, option, with_bundles
+from thalweg.cli.output import Output, progress_bar
 from thalweg.errors import RunError, UsageError
 from thalweg.facts import Cluster, Duration, about, counted
 from thalweg.redundancy import allocation_of, is_relayed

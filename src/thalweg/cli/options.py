@@ -3,7 +3,7 @@ a plan runs: on a number of workers, on the cluster of a file, or on a layout of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import wraps
@@ -68,6 +68,19 @@ def with_bundles(command: Callable[..., T]) -> Callable[..., T]:
 
     vars(run)["__signature__"] = Signature(shown)
     return run
+
+
+def names_among(
+    known: Sequence[str], given: Iterable[str], option_name: str, what: str
+) -> list[str]:
+    """The names that are given, one by one or with commas between them."""
+    names = [name.strip() for text in given for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in known:
+            raise UsageError(f"there is no {what} {name!r}", f"choose from {', '.join(known)}")
+    if not names:
+        raise UsageError(f"{option_name} is empty", f"choose from {', '.join(known)}")
+    return names
 
 
 @contextmanager

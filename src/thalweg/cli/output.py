@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,17 +87,6 @@ def write_file(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as reason:
         raise UsageError(f"can't write {path}: {reason.strerror}", "name another file") from None
-
-
-def names_among(known: Sequence[str], given: Iterable[str], option: str, what: str) -> list[str]:
-    """The names that are given, one by one or with commas between them."""
-    names = [name.strip() for text in given for name in text.split(",") if name.strip()]
-    for name in names:
-        if name not in known:
-            raise UsageError(f"there is no {what} {name!r}", f"choose from {', '.join(known)}")
-    if not names:
-        raise UsageError(f"{option} is empty", f"choose from {', '.join(known)}")
-    return names
 
 
 def choice_line(chosen: Mapping[str, Any]) -> str:

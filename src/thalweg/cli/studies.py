@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.table import Table
 
-from thalweg.cli.options import lab_of, option, with_bundles
-from thalweg.cli.output import Output, names_among, progress_bar
+from thalweg.cli.options import lab_of, names_among, option, with_bundles
+from thalweg.cli.output import Output, progress_bar
 from thalweg.declarations import listed
 from thalweg.errors import RunError, UsageError
 from thalweg.facts import Duration, Rate, Size, read_machine

@@ -22,10 +22,11 @@ from thalweg.cli.options import (
     RecordsOption,
     RestartsOption,
     TimeoutOption,
+    names_among,
     option,
     with_bundles,
 )
-from thalweg.cli.output import Output, choice_line, names_among, progress_bar
+from thalweg.cli.output import Output, choice_line, progress_bar
 from thalweg.declarations import listed
 from thalweg.errors import RunError, UsageError
 from thalweg.facts import Duration, about, counted
