@@ -11,6 +11,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated
 
+from thalweg import lab as labs
 from thalweg.catalog import parse_plan
 from thalweg.chaos.fault import FAULT_KINDS, LINK_FAULTS, FaultKind
 from thalweg.cli.options import PlaceOptions, lab_of, names_among, option, with_bundles
@@ -23,7 +24,6 @@ from thalweg.schedules import Group
 
 if TYPE_CHECKING:
     from thalweg.chaos.run import ChaosConfig, ChaosResult
-    from thalweg.lab import Lab
 
 MAX_SHOWN_VIOLATIONS = 10
 CHAOS_COLUMNS: Columns = {
@@ -127,7 +127,7 @@ def chaos(
         )
 
 
-def _run(config: ChaosConfig, cluster: Cluster, lab: Lab | None, out: Path) -> ChaosResult:
+def _run(config: ChaosConfig, cluster: Cluster, lab: labs.Lab | None, out: Path) -> ChaosResult:
     from thalweg.chaos.run import run_chaos
 
     lines: list[str] = []
