@@ -17,7 +17,7 @@ from torch import nn
 
 import thalweg
 from thalweg.doctor.limits import files_needed
-from thalweg.doctor.preflight import preflight, publish
+from thalweg.doctor.local_checks import preflight, publish
 from thalweg.errors import RunError
 from thalweg.lab import Lab
 from thalweg.lab.namespaces import set_host_identity

@@ -64,12 +64,10 @@ def list_interfaces() -> list[Interface]:
 
 def holder(address: str, interfaces: Sequence[Interface]) -> Interface | None:
     """The interface that has this address; loopback has all of 127/8."""
-    for interface in interfaces:
-        if address in interface.addresses:
-            return interface
+    holders = [i for i in interfaces if address in i.addresses]
     if is_loopback(address):
-        return next((i for i in interfaces if any(map(is_loopback, i.addresses))), None)
-    return None
+        holders += [i for i in interfaces if any(map(is_loopback, i.addresses))]
+    return next(iter(holders), None)
 
 
 def is_named(environment: Mapping[str, str]) -> bool:
@@ -86,17 +84,16 @@ def why(rendezvous: str | None, environment: Mapping[str, str]) -> str:
 
 
 def rejected(interface: Interface, reason_of_choice: str) -> str:
-    if any(map(is_loopback, interface.addresses)):
-        return "loopback"
-    if not interface.up:
-        return "down"
-    if not interface.addresses:
-        return "no address"
-    if not interface.useful:
-        return "link-local address only"
-    if VIRTUAL_INTERFACE_PATTERN.match(interface.name):
-        return "for containers or virtual machines"
-    return "not named" if "names it" in reason_of_choice else "not on the route"
+    """The first reason that applies why this interface wasn't chosen."""
+    reasons = {
+        "loopback": any(map(is_loopback, interface.addresses)),
+        "down": not interface.up,
+        "no address": not interface.addresses,
+        "link-local address only": not interface.useful,
+        "for containers or virtual machines": VIRTUAL_INTERFACE_PATTERN.match(interface.name),
+        "not named": "names it" in reason_of_choice,
+    }
+    return next((reason for reason, applies in reasons.items() if applies), "not on the route")
 
 
 def judge(address: str, reason: str, interfaces: Sequence[Interface]) -> Finding:

@@ -14,6 +14,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import count
 from time import monotonic, sleep, time
 from typing import Any
@@ -35,7 +36,8 @@ from thalweg.doctor.ping import (
 from thalweg.errors import RunError, ThalwegError
 from thalweg.facts import counted
 from thalweg.launch.rank_assignment import read_rank_assignment
-from thalweg.members.world import World
+from thalweg.members.world import MAX_STORE_POLL_SECONDS, MIN_STORE_POLL_SECONDS, World
+from thalweg.transports.store_client import Store
 
 Progress = Callable[[int, int], None]
 LEADER_MARGIN_SECONDS = 10.0  # for rank 0 beyond its own deadlines
@@ -43,7 +45,6 @@ FLOWS_TIMEOUT_SECONDS = 60.0  # for all flows
 FLOW_REPLY_TIMEOUT_SECONDS = 3.0
 PING_ORDER, DOCTOR_OVER_ORDER = "ping", "over"
 DOCTOR_LEAVE_TIMEOUT_SECONDS = 3.0  # for the others to read that it is over
-MIN_STORE_POLL_SECONDS, MAX_STORE_POLL_SECONDS = 0.002, 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,8 +107,8 @@ def _together(
     with server:
         secret = world.security.fingerprint if has_secret else None
         facts = replace(mine, port=server.port, token=server.token, secret=secret)
-        exchange = StoreExchange(world)
-        exchange.put(f"facts/{world.rank}", asdict(facts))
+        exchange = world.namespace("doctor")
+        exchange.put(f"facts/{world.rank}", json.dumps(asdict(facts)))
         if world.rank == 0:
             leader = Leader(
                 exchange=exchange, size=world.size, timeout=timeout, progress=progress, clock=clock
@@ -116,61 +117,45 @@ def _together(
         return follow(exchange, facts, timeout, clock)
 
 
-class StoreExchange:
-    """JSON values in the run's store; raises RunError if the store is lost."""
-
-    def __init__(self, world: World) -> None:
-        self._store_client = world.namespace("doctor").store_client
-
-    def put(self, key: str, content: Any) -> None:
-        self._store_client.call(lambda store: store.set(key, json.dumps(content)))
-
-    def get(self, key: str, deadline: float) -> Any | None:
-        """The value of this key; None if it isn't there by the deadline."""
-        return self.gather([key], deadline).get(key)
-
-    def gather(
-        self,
-        keys: Iterable[str],
-        deadline: float,
-        progress: Callable[[int], None] = lambda number: None,
-    ) -> dict[str, Any]:
-        """The values of these keys that are there by the deadline; earlier, if all are."""
-        missing = list(keys)
-        found: dict[str, Any] = {}
-        pause = MIN_STORE_POLL_SECONDS
-        while missing:
-            texts = self._read(missing)
-            found |= {key: json.loads(text) for key, text in texts.items()}
-            missing = [key for key in missing if key not in found]
-            progress(len(found))
-            if not missing or monotonic() >= deadline:
-                break
-            pause = MIN_STORE_POLL_SECONDS if texts else min(2 * pause, MAX_STORE_POLL_SECONDS)
-            sleep(min(pause, max(0.0, deadline - monotonic())))
-        return found
-
-    def _read(self, keys: Sequence[str]) -> dict[str, bytes]:
-        return self._store_client.call(
-            lambda store: {key: store.get(key) for key in keys if store.check([key])}
-        )
+def _read(store: Store, keys: Sequence[str]) -> dict[str, Any]:
+    return {key: json.loads(store.get(key)) for key in keys if store.check([key])}
 
 
-def follow(
-    exchange: StoreExchange, own: RankFacts, timeout: float, clock: Clock
-) -> list[Finding] | None:
+def gather(
+    world: World,
+    keys: Iterable[str],
+    seconds: float,
+    progress: Callable[[int], None] = lambda number: None,
+) -> dict[str, Any]:
+    """The JSON values of these keys that are in the store within `seconds`; earlier, if all are."""
+    deadline, pause = monotonic() + seconds, MIN_STORE_POLL_SECONDS
+    missing, found = list(keys), dict[str, Any]()
+    while True:
+        new = world.store_client.call(partial(_read, keys=missing))
+        found |= new
+        missing = [key for key in missing if key not in found]
+        progress(len(found))
+        if not missing or monotonic() >= deadline:
+            return found
+        pause = MIN_STORE_POLL_SECONDS if new else min(2 * pause, MAX_STORE_POLL_SECONDS / 2)
+        sleep(min(pause, max(0.0, deadline - monotonic())))
+
+
+def follow(exchange: World, own: RankFacts, timeout: float, clock: Clock) -> list[Finding] | None:
     """Follow rank 0's orders; None if it reports the findings, this rank's own if it is silent."""
     patience = timeout + LEADER_MARGIN_SECONDS
-    roster = exchange.get("roster", monotonic() + patience)
+    roster = gather(exchange, ["roster"], patience).get("roster")
     if roster is None:
         return _no_leader(own, f"joined within {patience:g} s")
     known = {facts.rank: facts for facts in map(RankFacts.unpacked, roster)}
     silence = max_ping_seconds(len(known)) + FLOWS_TIMEOUT_SECONDS + 3 * LEADER_MARGIN_SECONDS
     for number in count():
-        order = exchange.get(f"order/{own.rank}/{number}", monotonic() + silence)
+        key = f"order/{own.rank}/{number}"
+        order = gather(exchange, [key], silence).get(key)
         if order is None:
             break
-        exchange.put(f"answer/{own.rank}/{number}", _obey(order, own.rank, known, clock))
+        answer = _obey(order, own.rank, known, clock)
+        exchange.put(f"answer/{own.rank}/{number}", json.dumps(answer))
         if order == DOCTOR_OVER_ORDER:
             return None
     return _no_leader(own, f"sent anything for {silence:g} s")
@@ -200,7 +185,7 @@ def _about_rank(rank: int, what: str, remedy: str) -> Finding:
 class Leader:
     """Rank 0, which orders pings and flows and judges their results."""
 
-    exchange: StoreExchange
+    exchange: World
     size: int
     timeout: float
     progress: Progress
@@ -252,11 +237,10 @@ class Leader:
     def _gather_facts(self) -> None:
         """The facts of all ranks that join in time, published for all of them."""
         keys = [f"facts/{rank}" for rank in range(self.size)]
-        deadline = monotonic() + self.timeout
-        found = self.exchange.gather(keys, deadline, lambda n: self.progress(n, 2 * self.size))
+        found = gather(self.exchange, keys, self.timeout, lambda n: self.progress(n, 2 * self.size))
         ranks = [RankFacts.unpacked(found[key]) for key in keys if key in found]
         self.known = {facts.rank: facts for facts in ranks}
-        self.exchange.put("roster", list(map(asdict, ranks)))
+        self.exchange.put("roster", json.dumps(list(map(asdict, ranks))))
 
     def _order(self, orders: Mapping[int, Any], seconds: float) -> dict[int, Any]:
         """Send an order to each of these ranks, and return the answers within `seconds`."""
@@ -265,9 +249,9 @@ class Leader:
             place = f"{rank}/{self.order_counts[rank]}"
             self.order_counts[rank] += 1
             keys[f"answer/{place}"] = rank
-            self.exchange.put(f"order/{place}", orders[rank])
+            self.exchange.put(f"order/{place}", json.dumps(orders[rank]))
         own = {0: _obey(orders[0], 0, self.known, self.clock)} if 0 in orders else {}
-        answers = self.exchange.gather(keys, monotonic() + seconds)
+        answers = gather(self.exchange, keys, seconds)
         return own | {keys[key]: answer for key, answer in answers.items()}
 
     def _measure_flows(

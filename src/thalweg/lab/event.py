@@ -58,8 +58,6 @@ END_ACTIONS: dict[Action, Action] = {
     "garble": "ungarble",
     "disk": "free",
 }
-NO_HANDLERS: Mapping[Action, Callable[[], None]] = MappingProxyType({})
-EVENT_KEYS = ("action", "at_step", "at", "rack", "host", "rate", "direction", "flows")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +96,7 @@ class Event:
         if isinstance(data, Event):
             return data
         table = TomlTable(dict(data), where, LabError)
-        table.only(*EVENT_KEYS)
+        table.only("action", "at_step", "at", "rack", "host", "rate", "direction", "flows")
         action = table.data.get("action")
         if action not in LINK_ACTIONS + WORKER_ACTIONS:
             known = ", ".join(LINK_ACTIONS + WORKER_ACTIONS)
@@ -196,7 +194,7 @@ class EventRunner:
         self,
         lab: Lab | None,
         events: Sequence[Event] = (),
-        handlers: Mapping[Action, Callable[[], None]] = NO_HANDLERS,
+        handlers: Mapping[Action, Callable[[], None]] = MappingProxyType({}),
     ) -> None:
         for event in events:
             if lab is not None:

@@ -59,7 +59,6 @@ from thalweg.probing.result import cluster_of, names_of
 from thalweg.probing.survey import declared_racks, in_one_rack, survey
 from thalweg.schedules import Group
 
-DEFAULT_BUCKET_SIZE = Settings().bucket
 FITTED_KEY = "fitted"  # in the store
 Progress = Callable[[str, int, int], None]
 """Called with what is being measured, how much of it is done, and of how much (0: unknown)."""
@@ -123,7 +122,7 @@ def calibrate(
         collectives,
         surveyed,
         native=native,
-        typical=min(DEFAULT_BUCKET_SIZE.nbytes, sum(tensor.nbytes for tensor in tensors)) or None,
+        typical=min(Settings().bucket.nbytes, sum(tensor.nbytes for tensor in tensors)) or None,
         progress=lambda done, total: progress("trials", done, total),
     )
     progress("compressors", 0, len(codecs))

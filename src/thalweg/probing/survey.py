@@ -141,10 +141,8 @@ def _one_host(network: ProbeCoordinator, declared: Cluster | None, start: float)
         cluster=cluster,
         measured=False,
         round_trips=round_trips,
-        uplinks=(),
         sureness="sure" if declared is None else "declared",
         reason="one host is one rack",
-        outliers=(),
         contradictions=tuple(_host_contradictions(declared, [host]) if declared else ()),
         notes=(note,),
         measurements=network.measurements,
@@ -233,26 +231,22 @@ def _rack_contradictions(
     return found
 
 
-def _rate_contradictions(declared: Cluster, measured: Cluster) -> list[str]:
+def _rate_contradictions(declared: Cluster, measured: Cluster) -> Iterator[str]:
     """Links that are far slower or faster than declared."""
-    hosts = {host.ranks[0]: host for host in measured.hosts}
-    found: list[str] = []
-    if not any("NIC" in text for text in declared.assumed):
-        for host in declared.hosts:
-            if host.ranks[0] in hosts:
-                found += _off(f"{host.name}'s NIC", host.nic, hosts[host.ranks[0]].nic)
+    nics = {host.ranks[0]: host.nic for host in measured.hosts}
     uplinks = {rack.name: rack.uplink for rack in measured.racks}
-    for rack in declared.racks:
-        uplink = uplinks.get(rack.name)
-        if rack.uplink is not None and uplink is not None:
-            found += _off(f"{rack.name}'s uplink", rack.uplink, uplink)
-    return found
-
-
-def _off(name: str, declared: Duplex, measured: Duplex) -> Iterator[str]:
-    directions = (("out", declared.out, measured.out), ("in", declared.into, measured.into))
-    for direction, expected, found in directions:
-        ratio = found.bits_per_second / expected.bits_per_second
-        if not PLAUSIBLE_RATE_RATIOS[0] <= ratio <= PLAUSIBLE_RATE_RATIOS[1]:
-            rate = about(found.bits_per_second, "bit/s")
-            yield f"{name} is declared {expected} {direction}, but {rate} was measured"
+    links: list[tuple[str, Duplex | None, Duplex | None]] = []
+    if not any("NIC" in text for text in declared.assumed):
+        links += [(f"{h.name}'s NIC", h.nic, nics.get(h.ranks[0])) for h in declared.hosts]
+    links += [(f"{r.name}'s uplink", r.uplink, uplinks.get(r.name)) for r in declared.racks]
+    for name, wanted, real in links:
+        if wanted is None or real is None:
+            continue
+        for direction, expected, found in (
+            ("out", wanted.out, real.out),
+            ("in", wanted.into, real.into),
+        ):
+            ratio = found.bits_per_second / expected.bits_per_second
+            if not PLAUSIBLE_RATE_RATIOS[0] <= ratio <= PLAUSIBLE_RATE_RATIOS[1]:
+                rate = about(found.bits_per_second, "bit/s")
+                yield f"{name} is declared {expected} {direction}, but {rate} was measured"
