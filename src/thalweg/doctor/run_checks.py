@@ -19,7 +19,7 @@ from itertools import count
 from time import monotonic, sleep, time
 from typing import Any
 
-from thalweg.doctor import bandwidth, limits, name_resolution, reachability
+from thalweg.doctor import limits, name_resolution, network
 from thalweg.doctor.environment import environment, secret_findings, summary, version_findings
 from thalweg.doctor.finding import Finding, RankFacts, by_host, fail, ok, summed_up, warn
 from thalweg.doctor.local_checks import local_checks
@@ -218,9 +218,9 @@ class Leader:
             ),
             *(finding for facts in ranks for finding in facts.findings),
             *name_resolution.traps(ranks),
-            *reachability.unreachable(ranks, pings),
-            *bandwidth.rate_findings(first, rates, silent),
-            *reachability.clock_findings(ranks, pings),
+            *network.unreachable(ranks, pings),
+            *network.rate_findings(first, rates, silent),
+            *network.clock_findings(ranks, pings),
             *version_findings(ranks),
             *secret_findings(ranks),
             *limits.buffers_for(ranks, rates, round_trips),
@@ -255,29 +255,29 @@ class Leader:
         return own | {keys[key]: answer for key, answer in answers.items()}
 
     def _measure_flows(
-        self, ranks: Sequence[int], round_trips: Mapping[bandwidth.Flow, float]
-    ) -> tuple[dict[bandwidth.Flow, float], list[bandwidth.Flow], int]:
+        self, ranks: Sequence[int], round_trips: Mapping[network.Flow, float]
+    ) -> tuple[dict[network.Flow, float], list[network.Flow], int]:
         """The rates of flows between these ranks in bits per second, the flows that weren't
         answered, and the number of those for which there was no time."""
         reachable = frozenset(flow for flow in round_trips if {*flow} <= {*ranks})
-        turns = bandwidth.turns(ranks, reachable)
-        seconds = bandwidth.flow_seconds([round_trips[flow] for flow in reachable])
+        turns = network.turns(ranks, reachable)
+        seconds = network.flow_seconds([round_trips[flow] for flow in reachable])
         deadline = monotonic() + FLOWS_TIMEOUT_SECONDS
-        measured: dict[bandwidth.Flow, float | None] = {}
+        measured: dict[network.Flow, float | None] = {}
         for number, turn in enumerate(turns):
             if monotonic() <= deadline:
                 measured |= self._rates(turn, seconds)
                 self.progress(self.size + number, self.size + len(turns))
         rates = {flow: rate for flow, rate in measured.items() if rate is not None}
-        for flow in 2 * bandwidth.slow_flows(rates)[: bandwidth.MAX_REPEATED_FLOWS]:
-            if flow in bandwidth.slow_flows(rates) and monotonic() < deadline:
+        for flow in 2 * network.slow_flows(rates)[: network.MAX_REPEATED_FLOWS]:
+            if flow in network.slow_flows(rates) and monotonic() < deadline:
                 rates[flow] = max(rates[flow], self._rates([flow], seconds)[flow] or 0.0)
         silent = [flow for flow in measured if flow not in rates]
         return rates, silent, sum(map(len, turns)) - len(measured)
 
     def _rates(
-        self, flows: Sequence[bandwidth.Flow], seconds: float
-    ) -> dict[bandwidth.Flow, float | None]:
+        self, flows: Sequence[network.Flow], seconds: float
+    ) -> dict[network.Flow, float | None]:
         """The rates of concurrent flows, None for those without an answer."""
         orders = {source: {"peer": target, "seconds": seconds} for source, target in flows}
         answers = self._order(orders, seconds + 2 * FLOW_REPLY_TIMEOUT_SECONDS)

@@ -47,7 +47,6 @@ FaultAction = Literal[
 Action = LinkAction | WorkerAction | FaultAction
 LINK_ACTIONS: tuple[str, ...] = get_args(LinkAction)
 WORKER_ACTIONS: tuple[str, ...] = get_args(WorkerAction)
-ACTIONS_WITHOUT_TARGET: tuple[Action, ...] = ("store", "disk", "free", "corrupt")
 END_ACTIONS: dict[Action, Action] = {
     "degrade": "restore",
     "flow": "restore",
@@ -78,7 +77,7 @@ class Event:
 
     def __post_init__(self) -> None:
         targets = [target for target in (self.rack, self.host, self.rank) if target is not None]
-        targets_needed = self.action not in ACTIONS_WITHOUT_TARGET
+        targets_needed = self.action not in ("store", "disk", "free", "corrupt")
         on_a_rack = self.action in WORKER_ACTIONS and self.rack is not None
         without_rate = self.action == "degrade" and self.rate is None
         for is_wrong, problem, remedy in (

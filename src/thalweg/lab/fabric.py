@@ -36,7 +36,6 @@ from thalweg.lab.shaping import ROOT_QDISC_HANDLE, Shape, qdiscs
 from thalweg.launch.worker_group import allow_descriptors
 from thalweg.launch.worker_process import fork, signals_blocked
 
-CLONE_NEWNET = 0x40000000
 DESCRIPTORS_PER_NAMESPACE = 5  # of pyroute2, and a spare one
 NO_RIGHTS_EXIT_CODE = 3
 NUD_PERMANENT = 0x80  # a static neighbour entry
@@ -213,7 +212,7 @@ def try_in_own_network(attempt: Callable[[], None]) -> int:
     def run() -> NoReturn:
         code = NO_RIGHTS_EXIT_CODE
         try:
-            if ctypes.CDLL(None).unshare(CLONE_NEWNET) == 0:
+            if ctypes.CDLL(None).unshare(netns.CLONE_NEWNET) == 0:
                 code = 1
                 attempt()
                 code = 0

@@ -22,7 +22,6 @@ from typing import Literal
 from thalweg.probing.coordinator import ProbeCoordinator
 from thalweg.probing.racks_by_bandwidth import ContentionProbe, Rack, UplinkSharing, racks_by_rates
 
-Confidence = Literal["sure", "likely", "guess"]
 MIN_RACK_SEARCH_HOSTS = 4  # for two flows
 CLEAR_RACK_RTT_RATIO = 1.3  # of round trips across racks to those within
 MIN_RACK_RTT_RATIO = 1.15
@@ -107,7 +106,7 @@ class InferredRacks:
 
     racks: Sequence[Rack]
     inferred_by: Literal["latency", "rates"] | None
-    sureness: Confidence
+    sureness: Literal["sure", "likely", "guess"]
     reason: str
     round_trips: dict[tuple[int, int], float]
 
