@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.doctor.patients import facts
-from thalweg.doctor import Finding, limits, name_resolution, network
+from thalweg.doctor import Finding, addresses, limits, network
 from thalweg.doctor.environment import shown, version_findings
 from thalweg.doctor.finding import RankFacts, ranks_and_hosts, summed_up
 from thalweg.doctor.limits import buffers_for, files_needed
@@ -37,11 +37,11 @@ def test_a_resolver_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch
         raise OSError
 
     monkeypatch.setattr(socket, "getaddrinfo", hang)
-    found = name_resolution.resolve_name("nobody", 0.05)
+    found = addresses.resolve_name("nobody", 0.05)
     assert found.addresses is None
     assert not ended.is_set()
     left.set()
-    slow = name_resolution.lookups("nobody", "127.0.0.1", found)
+    slow = addresses.lookups("nobody", "127.0.0.1", found)
     assert slow.verdict == "warn"
     assert "timed out after" in slow.detail
     assert "RES_OPTIONS" in slow.remedy
@@ -50,19 +50,19 @@ def test_a_resolver_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("resolved", [["127.0.1.1"], ["::1"], ["127.0.0.1", "::1"], []])
 def test_loopback_names_fail_among_hosts_and_not_on_one(resolved: list[str]) -> None:
     here = facts(0, "a", resolved=resolved), facts(1, "a", resolved=resolved)
-    assert [f.verdict for f in name_resolution.traps(here)] == ["ok"]
-    found = name_resolution.traps([*here, facts(2, "b")])
+    assert [f.verdict for f in addresses.traps(here)] == ["ok"]
+    found = addresses.traps([*here, facts(2, "b")])
     assert [(f.verdict, f.ranks, f.hosts) for f in found] == [("fail", (0, 1), ("a",))]
 
 
 @pytest.mark.parametrize("resolved", [["10.0.0.1"], ["127.0.1.1", "10.0.0.1"], None])
 def test_other_names_are_fine(resolved: list[str] | None) -> None:
-    found = name_resolution.traps([facts(0, resolved=resolved), facts(1)])
+    found = addresses.traps([facts(0, resolved=resolved), facts(1)])
     assert [f.verdict for f in found] == ["ok"]
 
 
 def test_a_loopback_address_among_hosts() -> None:
-    [found] = name_resolution.traps([facts(0, address="127.0.1.1"), facts(1)])
+    [found] = addresses.traps([facts(0, address="127.0.1.1"), facts(1)])
     assert (found.check, found.verdict, found.ranks) == ("meeting point", "fail", (0,))
 
 

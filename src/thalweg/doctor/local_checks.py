@@ -26,7 +26,7 @@ from pathlib import Path
 
 import torch
 
-from thalweg.doctor import interfaces, limits, name_resolution
+from thalweg.doctor import addresses, limits
 from thalweg.doctor.environment import cores, version_differences, versions
 from thalweg.doctor.finding import Finding, RankFacts, fail, ok, warn
 from thalweg.errors import ThalwegError
@@ -59,25 +59,25 @@ def local_checks(assignment: RankAssignment) -> tuple[RankFacts, Variables]:
     """The facts and findings of this rank, and the environment without what a run would reject.
 
     Call it before this process has threads, since it forks."""
-    across = name_resolution.across_hosts(assignment.size, os.environ)
+    across = addresses.across_hosts(assignment.size, os.environ)
     tried = [limits.bfloat16()] if assignment.local_rank == 0 else []
     variables, rejected = accepted(os.environ)
     described = host_description()
     host = described["name"]
-    lookup = name_resolution.resolve_name(socket.gethostname())
+    lookup = addresses.resolve_name(socket.gethostname())
     address = own_address(assignment.address, variables)
-    listed = interfaces.list_interfaces()
-    holder = interfaces.holder(address, listed)
+    listed = addresses.list_interfaces()
+    holder = addresses.holder(address, listed)
     alone = assignment.size == 1
     hosts_store = assignment.rank == 0 and not alone and not assignment.hosted
     findings: list[Finding | None] = [
         *rejected,
         *tried,
-        interfaces.judge_alone(address, listed, variables)
+        addresses.judge_alone(address, listed, variables)
         if alone
-        else interfaces.judge(address, interfaces.why(assignment.address, variables), listed),
-        name_resolution.lookups(host, address, lookup),
-        name_resolution.rendezvous_finding(assignment.address, across),
+        else addresses.judge(address, addresses.why(assignment.address, variables), listed),
+        addresses.lookups(host, address, lookup),
+        addresses.rendezvous_finding(assignment.address, across),
         limits.open_files(assignment.size, hosts_store=hosts_store),
         limits.backlog(assignment.size) if hosts_store or alone else None,
         cluster_file(assignment.size, os.environ),
@@ -98,7 +98,7 @@ def local_checks(assignment: RankAssignment) -> tuple[RankFacts, Variables]:
         findings=[finding for finding in findings if finding is not None],
     )
     if alone:
-        facts.findings.append(name_resolution.alone(host, lookup, facts.gloo_interface))
+        facts.findings.append(addresses.host_name_alone(host, lookup, facts.gloo_interface))
         facts.findings.append(limits.buffers_alone(facts.buffers))
         facts.findings.extend(limits.threads([facts]))
     return facts, variables
@@ -188,19 +188,19 @@ def _judged(world: World) -> list[Finding]:
 
 def _about_host(world: World, own: RankFacts, others: Sequence[RankFacts]) -> list[Finding]:
     """Findings on this host among several; an interface that is named was chosen on purpose."""
-    listed = interfaces.list_interfaces()
-    holder = interfaces.holder(own.address, listed)
+    listed = addresses.list_interfaces()
+    holder = addresses.holder(own.address, listed)
     resolved = None
     if not own.gloo_interface:
         name = socket.gethostname()
-        resolved = name_resolution.resolve_name(name, HOSTNAME_TIMEOUT_SECONDS).addresses
+        resolved = addresses.resolve_name(name, HOSTNAME_TIMEOUT_SECONDS).addresses
     facts = replace(own, interface=holder.name if holder else "", resolved=resolved)
     elsewhere = next(other for other in others if other.host != own.host)
-    traps = name_resolution.traps([facts, elsewhere])
+    traps = addresses.traps([facts, elsewhere])
     found = [finding for finding in traps if own.rank in finding.ranks]
-    if world.rank_assignment is not None and not interfaces.is_named(os.environ):
-        reason = interfaces.why(world.rank_assignment.address, os.environ)
-        found.append(interfaces.judge(own.address, reason, listed))
+    if world.rank_assignment is not None and not addresses.is_named(os.environ):
+        reason = addresses.why(world.rank_assignment.address, os.environ)
+        found.append(addresses.judge(own.address, reason, listed))
     return found
 
 

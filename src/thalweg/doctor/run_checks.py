@@ -19,7 +19,7 @@ from itertools import count
 from time import monotonic, sleep, time
 from typing import Any
 
-from thalweg.doctor import limits, name_resolution, network
+from thalweg.doctor import addresses, limits, network
 from thalweg.doctor.environment import environment, secret_findings, summary, version_findings
 from thalweg.doctor.finding import Finding, RankFacts, by_host, fail, ok, summed_up, warn
 from thalweg.doctor.local_checks import local_checks
@@ -217,7 +217,7 @@ class Leader:
                 for facts in mute
             ),
             *(finding for facts in ranks for finding in facts.findings),
-            *name_resolution.traps(ranks),
+            *addresses.traps(ranks),
             *network.unreachable(ranks, pings),
             *network.rate_findings(first, rates, silent),
             *network.clock_findings(ranks, pings),

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from thalweg.doctor.interfaces import Interface, holder, judge, list_interfaces, rejected, why
+from thalweg.doctor.addresses import Interface, holder, judge, list_interfaces, rejected, why
 
 LOOPBACK = Interface(name="lo", addresses=("127.0.0.1", "::1"), up=True, mbps=0)
 SLOW = Interface(name="eth0", addresses=("10.0.0.5",), up=True, mbps=1000)
