@@ -49,11 +49,11 @@ DOCTOR_LEAVE_TIMEOUT_SECONDS = 3.0  # for the others to read that it is over
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """All findings; `tells`: this rank reports them, like rank 0, or a rank that can't reach it."""
+    """All findings; `reports`: this rank reports them, as rank 0, or as one that can't reach it."""
 
     findings: Sequence[Finding]
     environment: Mapping[str, Any]
-    tells: bool
+    reports: bool
     workers: int
 
     def packed(self) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def examine(
     return Diagnosis(
         findings=summed_up([summary(described), *(found or ())]),
         environment=described,
-        tells=found is not None,
+        reports=found is not None,
         workers=assignment.size,
     )
 
