@@ -34,7 +34,7 @@ def examined_here(size: int, plant: Plant = nothing, timeout: float = TIMEOUT) -
 
 
 def examined_in(lab: Lab, plant: Plant = nothing, timeout: float = TIMEOUT) -> list[Finding]:
-    """What rank 0 tells."""
+    """The findings that rank 0 reports."""
 
     def work(rank: int, report: SendMessage) -> dict[str, Any]:
         plant(rank)
@@ -42,7 +42,7 @@ def examined_in(lab: Lab, plant: Plant = nothing, timeout: float = TIMEOUT) -> l
 
     results = lab.run(work, process_group=False, timeout=f"{LIMIT:g}s")
     diagnoses = [Diagnosis.unpacked(result) for result in results]
-    assert [found.tells for found in diagnoses] == [True] + [False] * (len(diagnoses) - 1)
+    assert [found.reports for found in diagnoses] == [True] + [False] * (len(diagnoses) - 1)
     return list(diagnoses[0].findings)
 
 

@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.doctor.patients import facts
-from thalweg.doctor import Finding, bandwidth, limits, name_resolution
+from thalweg.doctor import Finding, addresses, limits, network
 from thalweg.doctor.environment import shown, version_findings
 from thalweg.doctor.finding import RankFacts, ranks_and_hosts, summed_up
 from thalweg.doctor.limits import buffers_for, files_needed
+from thalweg.doctor.network import clock_findings, unreachable
 from thalweg.doctor.ping import PING_OK, PingResult, peers_of
-from thalweg.doctor.reachability import clock_findings, unreachable
 
 GBIT = 1e9
 
@@ -37,11 +37,11 @@ def test_a_resolver_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch
         raise OSError
 
     monkeypatch.setattr(socket, "getaddrinfo", hang)
-    found = name_resolution.resolve_name("nobody", 0.05)
+    found = addresses.resolve_name("nobody", 0.05)
     assert found.addresses is None
     assert not ended.is_set()
     left.set()
-    slow = name_resolution.lookups("nobody", "127.0.0.1", found)
+    slow = addresses.lookups("nobody", "127.0.0.1", found)
     assert slow.verdict == "warn"
     assert "timed out after" in slow.detail
     assert "RES_OPTIONS" in slow.remedy
@@ -50,19 +50,19 @@ def test_a_resolver_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("resolved", [["127.0.1.1"], ["::1"], ["127.0.0.1", "::1"], []])
 def test_loopback_names_fail_among_hosts_and_not_on_one(resolved: list[str]) -> None:
     here = facts(0, "a", resolved=resolved), facts(1, "a", resolved=resolved)
-    assert [f.verdict for f in name_resolution.traps(here)] == ["ok"]
-    found = name_resolution.traps([*here, facts(2, "b")])
+    assert [f.verdict for f in addresses.traps(here)] == ["ok"]
+    found = addresses.traps([*here, facts(2, "b")])
     assert [(f.verdict, f.ranks, f.hosts) for f in found] == [("fail", (0, 1), ("a",))]
 
 
 @pytest.mark.parametrize("resolved", [["10.0.0.1"], ["127.0.1.1", "10.0.0.1"], None])
 def test_other_names_are_fine(resolved: list[str] | None) -> None:
-    found = name_resolution.traps([facts(0, resolved=resolved), facts(1)])
+    found = addresses.traps([facts(0, resolved=resolved), facts(1)])
     assert [f.verdict for f in found] == ["ok"]
 
 
 def test_a_loopback_address_among_hosts() -> None:
-    [found] = name_resolution.traps([facts(0, address="127.0.1.1"), facts(1)])
+    [found] = addresses.traps([facts(0, address="127.0.1.1"), facts(1)])
     assert (found.check, found.verdict, found.ranks) == ("meeting point", "fail", (0,))
 
 
@@ -116,9 +116,9 @@ def test_everybody_is_called_or_the_next_ones(size: int, data: st.DataObject) ->
 @given(st.integers(1, 200))
 def test_flows_are_few_and_everybody_sends_and_receives(hosts: int) -> None:
     everybody = frozenset((a, b) for a in range(hosts) for b in range(hosts) if a != b)
-    turns = bandwidth.turns(range(hosts), everybody)
+    turns = network.turns(range(hosts), everybody)
     flows = [flow for turn in turns for flow in turn]
-    assert len(turns) <= bandwidth.MAX_FLOW_TURNS
+    assert len(turns) <= network.MAX_FLOW_TURNS
     assert len(set(flows)) == len(flows)
     assert set(flows) <= everybody
     if hosts > 1:
@@ -135,7 +135,7 @@ def measured(hosts: int, slow: dict[tuple[int, int], float]) -> dict[tuple[int, 
 
 def test_a_slow_host_is_named_not_its_pairs() -> None:
     slow = {(2, other): 0.1 * GBIT for other in range(5) if other != 2}
-    [found] = bandwidth.rate_findings([facts(r) for r in range(5)], measured(5, slow), [])
+    [found] = network.rate_findings([facts(r) for r in range(5)], measured(5, slow), [])
     assert found.text == (
         "rank 2 on host2: flows get 100 Mbit/s out, 1 Gbit/s in; "
         "the median of all hosts is 1 Gbit/s"
@@ -144,19 +144,19 @@ def test_a_slow_host_is_named_not_its_pairs() -> None:
 
 def test_of_three_hosts_a_slow_one_is_named_though_most_flows_are_slow() -> None:
     slow = {flow: 0.1 * GBIT for flow in measured(3, {}) if 2 in flow}
-    [found] = bandwidth.rate_findings([facts(r) for r in range(3)], measured(3, slow), [])
+    [found] = network.rate_findings([facts(r) for r in range(3)], measured(3, slow), [])
     assert found.ranks == (2,)
     assert found.text.endswith("the median of all hosts is 1 Gbit/s")
 
 
 def test_racks_with_narrow_uplinks_have_no_slow_hosts() -> None:
     across = {flow: 0.25 * GBIT for flow in measured(4, {}) if flow[0] // 2 != flow[1] // 2}
-    [found] = bandwidth.rate_findings([facts(r) for r in range(4)], measured(4, across), [])
+    [found] = network.rate_findings([facts(r) for r in range(4)], measured(4, across), [])
     assert found.verdict == "ok"
 
 
 def test_a_slow_pair_is_named_both_ends() -> None:
-    [found] = bandwidth.rate_findings(
+    [found] = network.rate_findings(
         [facts(r) for r in range(4)], measured(4, {(1, 3): 0.4 * GBIT}), []
     )
     assert found.text.startswith("from rank 1 on host1 to rank 3 on host3: 400 Mbit/s")
@@ -164,20 +164,20 @@ def test_a_slow_pair_is_named_both_ends() -> None:
 
 def test_what_was_left_out_is_told_also_if_something_is_slow() -> None:
     flows = {(a, (a + 1) % 30): GBIT if a != 4 else GBIT / 5 for a in range(30)}
-    slow, rest = bandwidth.rate_findings([facts(r) for r in range(30)], flows, [])
+    slow, rest = network.rate_findings([facts(r) for r in range(30)], flows, [])
     assert slow.text.startswith("from rank 4 on host4 to rank 5 on host5: 200 Mbit/s")
     assert rest.text == "30 of 870 ordered pairs of hosts, the others left out: median 1 Gbit/s"
 
 
 def test_half_is_fast_enough() -> None:
-    [found] = bandwidth.rate_findings(
+    [found] = network.rate_findings(
         [facts(r) for r in range(4)], measured(4, {(1, 3): 0.5 * GBIT}), []
     )
     assert found.verdict == "ok"
 
 
 def test_a_flow_that_does_not_arrive_where_small_messages_do() -> None:
-    [found] = bandwidth.rate_findings([facts(0), facts(1)], {(1, 0): GBIT}, [(0, 1)])
+    [found] = network.rate_findings([facts(0), facts(1)], {(1, 0): GBIT}, [(0, 1)])
     assert found.verdict == "fail"
     assert "MTU" in found.remedy
 

@@ -137,7 +137,7 @@ def test_a_clock_that_is_off(lab_of: LabOf) -> None:
     def work(rank: int, report: SendMessage) -> list[str]:
         clock = (lambda: time() + 3.0) if rank == 1 else time
         found = examine(5.0, clock=clock)
-        return [f"{f.verdict} {f.line}" for f in problems(list(found.findings)) if found.tells]
+        return [f"{f.verdict} {f.line}" for f in problems(list(found.findings)) if found.reports]
 
     lab = lab_of(hosts=2)
     [line], _ = lab.run(work, process_group=False)
@@ -163,7 +163,7 @@ def test_another_version_of_thalweg() -> None:
     mixed = only(list(found.findings), "versions")
     assert (mixed.verdict, mixed.ranks) == ("fail", (1,))
     assert f"thalweg differs: rank 1 on {mixed.hosts[0]}: 0.0.9; rank 0" in mixed.text
-    assert not any(other.tells for other in others)
+    assert not any(other.reports for other in others)
 
 
 def test_another_version_of_torch_is_a_warning() -> None:
@@ -236,10 +236,10 @@ def test_who_comes_and_then_dies() -> None:
 
     found, *_ = examined_here(3, plant)
     gone = [f for f in problems(list(found.findings)) if f.check == "ranks"]
-    [(verdict, ranks, told)] = [(f.verdict, f.ranks, f.text) for f in gone]
+    [(verdict, ranks, text)] = [(f.verdict, f.ranks, f.text) for f in gone]
     assert (verdict, ranks) == ("fail", (1,))
-    assert told.startswith("rank 1 on ")
-    assert told.endswith(" joined, and then stopped answering")
+    assert text.startswith("rank 1 on ")
+    assert text.endswith(" joined, and then stopped answering")
 
 
 def test_without_rank_0_the_others_say_so() -> None:
@@ -249,7 +249,7 @@ def test_without_rank_0_the_others_say_so() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     [found] = examined_here(2, plant, timeout=1.0)
-    assert found.tells
+    assert found.reports
     assert failed(found.findings)
     [absent] = [f for f in found.findings if f.check == "ranks"]
     assert absent.text.startswith("rank 0 hasn't joined within 1.5 s, as rank 1 on ")
@@ -262,7 +262,7 @@ def test_a_store_that_nobody_can_reach(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
     found = examine(0.5)
     wrong = {f.check: f for f in found.findings if f.verdict == "fail"}
-    assert found.tells
+    assert found.reports
     assert wrong["store"].text.startswith("rank 1 can't reach the store at localhost:9: ")
     assert (
         "MASTER_ADDR is localhost, which is this host on every host" in wrong["meeting point"].text

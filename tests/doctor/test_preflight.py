@@ -17,7 +17,7 @@ from torch import nn
 
 import thalweg
 from thalweg.doctor.limits import files_needed
-from thalweg.doctor.preflight import preflight, publish
+from thalweg.doctor.local_checks import preflight, publish
 from thalweg.errors import RunError
 from thalweg.lab import Lab
 from thalweg.lab.namespaces import set_host_identity
@@ -45,25 +45,25 @@ def attached(plant: Callable[[int], None]) -> Callable[[int, SendMessage], dict[
 
 def here(size: int, plant: Callable[[int], None]) -> Lines:
     """What the ranks write to stderr."""
-    told: Lines = []
+    logged: Lines = []
 
     def heard(rank: int, stream: str, line: str) -> None:
-        told.append((rank, line))
+        logged.append((rank, line))
 
     run_workers(size, attached(plant), timeout=LIMIT, on_line=heard)
-    return told
+    return logged
 
 
 def in_a_lab(hosts: int, name: str, plant: Callable[[int], None]) -> Lines:
-    told: Lines = []
+    logged: Lines = []
 
     def heard(rank: int, stream: str, line: str) -> None:
         if "[c10d]" not in line:  # torch misses the names behind addresses
-            told.append((rank, line))
+            logged.append((rank, line))
 
     with Lab(hosts=hosts, name=name) as lab:
         lab.run(attached(plant), process_group=False, timeout="60s", on_line=heard)
-    return told
+    return logged
 
 
 def test_a_healthy_run_has_nothing() -> None:
@@ -159,11 +159,11 @@ def test_it_costs_little_and_waits_for_nobody(caplog: pytest.LogCaptureFixture) 
                 publish(replace(world, store_client=line))
                 preflight(replace(world, store_client=line))
         world.leave(20, world.abort_flag())
-        return {"asked": line.asked, "told": caplog.messages}
+        return {"asked": line.asked, "logged": caplog.messages}
 
     first, second = run_workers(2, work, timeout=LIMIT)
     assert (first["asked"], second["asked"]) == (2, 0)
-    assert not [told for told in first["told"] if "failed" in told]  # as if it had given up
+    assert not [line for line in first["logged"] if "failed" in line]  # as if it had given up
 
 
 class _Broken(StoreClient):

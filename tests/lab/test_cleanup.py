@@ -134,7 +134,7 @@ def test_a_lab_without_an_owner_stays_until_it_is_taken_down(name: str) -> None:
     assert traces.left() == []
 
 
-# In another process, which is told to end
+# In another process, which is asked to end
 
 IN_A_RUN = """
     import time

@@ -260,8 +260,8 @@ def test_an_error_names_the_rank_and_the_host(lab_of: LabOf) -> None:
 
 
 def test_what_is_no_json_is_told(lab_of: LabOf) -> None:
-    told = r"^a worker's result can't be sent as JSON: .*set is not"
-    with pytest.raises(UsageError, match=told):
+    problem = r"^a worker's result can't be sent as JSON: .*set is not"
+    with pytest.raises(UsageError, match=problem):
         lab_of(hosts=2).run(lambda rank, report: {1}, process_group=False, timeout="60s")
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.cli.command import thalweg
 from tests.conftest import LabOf
-from tests.lab.lateness import observed
+from tests.lab.stragglers import observed
 from tests.report.test_trace import parsed
 from thalweg.observe import StepRecord
 from thalweg.observe.journal import read_records

@@ -97,9 +97,9 @@ class Post:
             end.close()
 
     def arrives(self, source: int, target: int, seconds: float = 0.3) -> bool:
-        """Whether one of three letters does, which takes microseconds on a whole link."""
+        """Whether one of three messages does, which takes microseconds on a whole link."""
         for _ in range(3):
-            self.ends[source].sendto(b"letter", self.ends[target].getsockname())
+            self.ends[source].sendto(b"message", self.ends[target].getsockname())
         self.ends[target].settimeout(seconds)
         try:
             self.ends[target].recv(100)

@@ -93,11 +93,11 @@ def test_declared_racks_are_kept_and_what_contradicts_them_is_told() -> None:
     assert found.cluster.host(0).late == delay
     assert found.sureness == "declared"
     assert "contradicted by rates" in found.reason
-    told = "\n".join(found.contradictions)
-    assert "host0 and host4 are declared in left, but by rates they don't share an uplink" in told
-    assert "host0 and host1 are declared in different racks, but by rates they share" in told
-    assert "host3's NIC is declared 200mbit out, but" in told
-    assert "pairs of hosts more" in told
+    text = "\n".join(found.contradictions)
+    assert "host0 and host4 are declared in left, but by rates they don't share an uplink" in text
+    assert "host0 and host1 are declared in different racks, but by rates they share" in text
+    assert "host3's NIC is declared 200mbit out, but" in text
+    assert "pairs of hosts more" in text
 
 
 def _late(rack: Rack, delay: StragglerDelay) -> tuple[Host, ...]:

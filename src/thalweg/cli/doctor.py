@@ -70,7 +70,7 @@ def _diagnosis(place: PlaceOptions, seconds: float) -> tuple[Diagnosis | None, D
 
     def work(rank: int, report: Report) -> Result:
         found = examine(seconds, report)
-        return found.packed() if found.tells else {}  # rank 0, or a rank that can't reach it
+        return found.packed() if found.reports else {}  # rank 0, or a rank that can't reach it
 
     unplaced = place == PlaceOptions()
     where = (

@@ -39,6 +39,12 @@ PING_RTT_COUNT = 8
 MAX_CONCURRENT_PINGS = 16
 MAX_PINGED_PEERS = 256
 MAX_UNSENT_BYTES = 1 << 18  # in the sender's own buffer
+ERROR_TEXTS = {
+    ConnectionRefusedError: "refused",
+    EOFError: "connected, and then broken off",
+    ConnectionResetError: "connected, and then broken off",
+    TimeoutError: "timed out",
+}
 ERRNO_TEXTS = {
     **dict.fromkeys((errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EINVAL), "no route"),
     **dict.fromkeys((errno.ENETDOWN, errno.EHOSTDOWN), "no route"),
@@ -163,12 +169,9 @@ def _left(deadline: float) -> float:
 
 def reason(error: Exception) -> str:
     """The reason why a ping failed, in words that lead to a remedy."""
-    if isinstance(error, ConnectionRefusedError):
-        return "refused"
-    if isinstance(error, EOFError | ConnectionResetError):
-        return "connected, and then broken off"
-    if isinstance(error, TimeoutError):
-        return "timed out"
+    by_class = [text for kind, text in ERROR_TEXTS.items() if isinstance(error, kind)]
+    if by_class:
+        return by_class[0]
     known = ERRNO_TEXTS.get(getattr(error, "errno", NOT_ERRNO))
     return known or str(getattr(error, "strerror", None) or error)
 

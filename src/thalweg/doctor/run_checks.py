@@ -14,11 +14,12 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import count
 from time import monotonic, sleep, time
 from typing import Any
 
-from thalweg.doctor import bandwidth, limits, name_resolution, reachability
+from thalweg.doctor import addresses, limits, network
 from thalweg.doctor.environment import environment, secret_findings, summary, version_findings
 from thalweg.doctor.finding import Finding, RankFacts, by_host, fail, ok, summed_up, warn
 from thalweg.doctor.local_checks import local_checks
@@ -35,7 +36,8 @@ from thalweg.doctor.ping import (
 from thalweg.errors import RunError, ThalwegError
 from thalweg.facts import counted
 from thalweg.launch.rank_assignment import read_rank_assignment
-from thalweg.members.world import World
+from thalweg.members.world import MAX_STORE_POLL_SECONDS, MIN_STORE_POLL_SECONDS, World
+from thalweg.transports.store_client import Store
 
 Progress = Callable[[int, int], None]
 LEADER_MARGIN_SECONDS = 10.0  # for rank 0 beyond its own deadlines
@@ -43,16 +45,15 @@ FLOWS_TIMEOUT_SECONDS = 60.0  # for all flows
 FLOW_REPLY_TIMEOUT_SECONDS = 3.0
 PING_ORDER, DOCTOR_OVER_ORDER = "ping", "over"
 DOCTOR_LEAVE_TIMEOUT_SECONDS = 3.0  # for the others to read that it is over
-MIN_STORE_POLL_SECONDS, MAX_STORE_POLL_SECONDS = 0.002, 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """All findings; `tells`: this rank reports them, like rank 0, or a rank that can't reach it."""
+    """All findings; `reports`: this rank reports them, as rank 0, or as one that can't reach it."""
 
     findings: Sequence[Finding]
     environment: Mapping[str, Any]
-    tells: bool
+    reports: bool
     workers: int
 
     def packed(self) -> dict[str, Any]:
@@ -81,7 +82,7 @@ def examine(
     return Diagnosis(
         findings=summed_up([summary(described), *(found or ())]),
         environment=described,
-        tells=found is not None,
+        reports=found is not None,
         workers=assignment.size,
     )
 
@@ -106,8 +107,8 @@ def _together(
     with server:
         secret = world.security.fingerprint if has_secret else None
         facts = replace(mine, port=server.port, token=server.token, secret=secret)
-        exchange = StoreExchange(world)
-        exchange.put(f"facts/{world.rank}", asdict(facts))
+        exchange = world.namespace("doctor")
+        exchange.put(f"facts/{world.rank}", json.dumps(asdict(facts)))
         if world.rank == 0:
             leader = Leader(
                 exchange=exchange, size=world.size, timeout=timeout, progress=progress, clock=clock
@@ -116,61 +117,45 @@ def _together(
         return follow(exchange, facts, timeout, clock)
 
 
-class StoreExchange:
-    """JSON values in the run's store; raises RunError if the store is lost."""
-
-    def __init__(self, world: World) -> None:
-        self._store_client = world.namespace("doctor").store_client
-
-    def put(self, key: str, content: Any) -> None:
-        self._store_client.call(lambda store: store.set(key, json.dumps(content)))
-
-    def get(self, key: str, deadline: float) -> Any | None:
-        """The value of this key; None if it isn't there by the deadline."""
-        return self.gather([key], deadline).get(key)
-
-    def gather(
-        self,
-        keys: Iterable[str],
-        deadline: float,
-        progress: Callable[[int], None] = lambda number: None,
-    ) -> dict[str, Any]:
-        """The values of these keys that are there by the deadline; earlier, if all are."""
-        missing = list(keys)
-        found: dict[str, Any] = {}
-        pause = MIN_STORE_POLL_SECONDS
-        while missing:
-            texts = self._read(missing)
-            found |= {key: json.loads(text) for key, text in texts.items()}
-            missing = [key for key in missing if key not in found]
-            progress(len(found))
-            if not missing or monotonic() >= deadline:
-                break
-            pause = MIN_STORE_POLL_SECONDS if texts else min(2 * pause, MAX_STORE_POLL_SECONDS)
-            sleep(min(pause, max(0.0, deadline - monotonic())))
-        return found
-
-    def _read(self, keys: Sequence[str]) -> dict[str, bytes]:
-        return self._store_client.call(
-            lambda store: {key: store.get(key) for key in keys if store.check([key])}
-        )
+def _read(store: Store, keys: Sequence[str]) -> dict[str, Any]:
+    return {key: json.loads(store.get(key)) for key in keys if store.check([key])}
 
 
-def follow(
-    exchange: StoreExchange, own: RankFacts, timeout: float, clock: Clock
-) -> list[Finding] | None:
+def gather(
+    world: World,
+    keys: Iterable[str],
+    seconds: float,
+    progress: Callable[[int], None] = lambda number: None,
+) -> dict[str, Any]:
+    """The JSON values of these keys that are in the store within `seconds`; earlier, if all are."""
+    deadline, pause = monotonic() + seconds, MIN_STORE_POLL_SECONDS
+    missing, found = list(keys), dict[str, Any]()
+    while True:
+        new = world.store_client.call(partial(_read, keys=missing))
+        found |= new
+        missing = [key for key in missing if key not in found]
+        progress(len(found))
+        if not missing or monotonic() >= deadline:
+            return found
+        pause = MIN_STORE_POLL_SECONDS if new else min(2 * pause, MAX_STORE_POLL_SECONDS / 2)
+        sleep(min(pause, max(0.0, deadline - monotonic())))
+
+
+def follow(exchange: World, own: RankFacts, timeout: float, clock: Clock) -> list[Finding] | None:
     """Follow rank 0's orders; None if it reports the findings, this rank's own if it is silent."""
     patience = timeout + LEADER_MARGIN_SECONDS
-    roster = exchange.get("roster", monotonic() + patience)
+    roster = gather(exchange, ["roster"], patience).get("roster")
     if roster is None:
         return _no_leader(own, f"joined within {patience:g} s")
     known = {facts.rank: facts for facts in map(RankFacts.unpacked, roster)}
     silence = max_ping_seconds(len(known)) + FLOWS_TIMEOUT_SECONDS + 3 * LEADER_MARGIN_SECONDS
     for number in count():
-        order = exchange.get(f"order/{own.rank}/{number}", monotonic() + silence)
+        key = f"order/{own.rank}/{number}"
+        order = gather(exchange, [key], silence).get(key)
         if order is None:
             break
-        exchange.put(f"answer/{own.rank}/{number}", _obey(order, own.rank, known, clock))
+        answer = _obey(order, own.rank, known, clock)
+        exchange.put(f"answer/{own.rank}/{number}", json.dumps(answer))
         if order == DOCTOR_OVER_ORDER:
             return None
     return _no_leader(own, f"sent anything for {silence:g} s")
@@ -200,7 +185,7 @@ def _about_rank(rank: int, what: str, remedy: str) -> Finding:
 class Leader:
     """Rank 0, which orders pings and flows and judges their results."""
 
-    exchange: StoreExchange
+    exchange: World
     size: int
     timeout: float
     progress: Progress
@@ -232,10 +217,10 @@ class Leader:
                 for facts in mute
             ),
             *(finding for facts in ranks for finding in facts.findings),
-            *name_resolution.traps(ranks),
-            *reachability.unreachable(ranks, pings),
-            *bandwidth.rate_findings(first, rates, silent),
-            *reachability.clock_findings(ranks, pings),
+            *addresses.traps(ranks),
+            *network.unreachable(ranks, pings),
+            *network.rate_findings(first, rates, silent),
+            *network.clock_findings(ranks, pings),
             *version_findings(ranks),
             *secret_findings(ranks),
             *limits.buffers_for(ranks, rates, round_trips),
@@ -252,11 +237,10 @@ class Leader:
     def _gather_facts(self) -> None:
         """The facts of all ranks that join in time, published for all of them."""
         keys = [f"facts/{rank}" for rank in range(self.size)]
-        deadline = monotonic() + self.timeout
-        found = self.exchange.gather(keys, deadline, lambda n: self.progress(n, 2 * self.size))
+        found = gather(self.exchange, keys, self.timeout, lambda n: self.progress(n, 2 * self.size))
         ranks = [RankFacts.unpacked(found[key]) for key in keys if key in found]
         self.known = {facts.rank: facts for facts in ranks}
-        self.exchange.put("roster", list(map(asdict, ranks)))
+        self.exchange.put("roster", json.dumps(list(map(asdict, ranks))))
 
     def _order(self, orders: Mapping[int, Any], seconds: float) -> dict[int, Any]:
         """Send an order to each of these ranks, and return the answers within `seconds`."""
@@ -265,35 +249,35 @@ class Leader:
             place = f"{rank}/{self.order_counts[rank]}"
             self.order_counts[rank] += 1
             keys[f"answer/{place}"] = rank
-            self.exchange.put(f"order/{place}", orders[rank])
+            self.exchange.put(f"order/{place}", json.dumps(orders[rank]))
         own = {0: _obey(orders[0], 0, self.known, self.clock)} if 0 in orders else {}
-        answers = self.exchange.gather(keys, monotonic() + seconds)
+        answers = gather(self.exchange, keys, seconds)
         return own | {keys[key]: answer for key, answer in answers.items()}
 
     def _measure_flows(
-        self, ranks: Sequence[int], round_trips: Mapping[bandwidth.Flow, float]
-    ) -> tuple[dict[bandwidth.Flow, float], list[bandwidth.Flow], int]:
+        self, ranks: Sequence[int], round_trips: Mapping[network.Flow, float]
+    ) -> tuple[dict[network.Flow, float], list[network.Flow], int]:
         """The rates of flows between these ranks in bits per second, the flows that weren't
         answered, and the number of those for which there was no time."""
         reachable = frozenset(flow for flow in round_trips if {*flow} <= {*ranks})
-        turns = bandwidth.turns(ranks, reachable)
-        seconds = bandwidth.flow_seconds([round_trips[flow] for flow in reachable])
+        turns = network.turns(ranks, reachable)
+        seconds = network.flow_seconds([round_trips[flow] for flow in reachable])
         deadline = monotonic() + FLOWS_TIMEOUT_SECONDS
-        measured: dict[bandwidth.Flow, float | None] = {}
+        measured: dict[network.Flow, float | None] = {}
         for number, turn in enumerate(turns):
             if monotonic() <= deadline:
                 measured |= self._rates(turn, seconds)
                 self.progress(self.size + number, self.size + len(turns))
         rates = {flow: rate for flow, rate in measured.items() if rate is not None}
-        for flow in 2 * bandwidth.slow_flows(rates)[: bandwidth.MAX_REPEATED_FLOWS]:
-            if flow in bandwidth.slow_flows(rates) and monotonic() < deadline:
+        for flow in 2 * network.slow_flows(rates)[: network.MAX_REPEATED_FLOWS]:
+            if flow in network.slow_flows(rates) and monotonic() < deadline:
                 rates[flow] = max(rates[flow], self._rates([flow], seconds)[flow] or 0.0)
         silent = [flow for flow in measured if flow not in rates]
         return rates, silent, sum(map(len, turns)) - len(measured)
 
     def _rates(
-        self, flows: Sequence[bandwidth.Flow], seconds: float
-    ) -> dict[bandwidth.Flow, float | None]:
+        self, flows: Sequence[network.Flow], seconds: float
+    ) -> dict[network.Flow, float | None]:
         """The rates of concurrent flows, None for those without an answer."""
         orders = {source: {"peer": target, "seconds": seconds} for source, target in flows}
         answers = self._order(orders, seconds + 2 * FLOW_REPLY_TIMEOUT_SECONDS)

@@ -47,7 +47,6 @@ FaultAction = Literal[
 Action = LinkAction | WorkerAction | FaultAction
 LINK_ACTIONS: tuple[str, ...] = get_args(LinkAction)
 WORKER_ACTIONS: tuple[str, ...] = get_args(WorkerAction)
-ACTIONS_WITHOUT_TARGET: tuple[Action, ...] = ("store", "disk", "free", "corrupt")
 END_ACTIONS: dict[Action, Action] = {
     "degrade": "restore",
     "flow": "restore",
@@ -58,8 +57,6 @@ END_ACTIONS: dict[Action, Action] = {
     "garble": "ungarble",
     "disk": "free",
 }
-NO_HANDLERS: Mapping[Action, Callable[[], None]] = MappingProxyType({})
-EVENT_KEYS = ("action", "at_step", "at", "rack", "host", "rate", "direction", "flows")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +77,7 @@ class Event:
 
     def __post_init__(self) -> None:
         targets = [target for target in (self.rack, self.host, self.rank) if target is not None]
-        targets_needed = self.action not in ACTIONS_WITHOUT_TARGET
+        targets_needed = self.action not in ("store", "disk", "free", "corrupt")
         on_a_rack = self.action in WORKER_ACTIONS and self.rack is not None
         without_rate = self.action == "degrade" and self.rate is None
         for is_wrong, problem, remedy in (
@@ -98,7 +95,7 @@ class Event:
         if isinstance(data, Event):
             return data
         table = TomlTable(dict(data), where, LabError)
-        table.only(*EVENT_KEYS)
+        table.only("action", "at_step", "at", "rack", "host", "rate", "direction", "flows")
         action = table.data.get("action")
         if action not in LINK_ACTIONS + WORKER_ACTIONS:
             known = ", ".join(LINK_ACTIONS + WORKER_ACTIONS)
@@ -196,7 +193,7 @@ class EventRunner:
         self,
         lab: Lab | None,
         events: Sequence[Event] = (),
-        handlers: Mapping[Action, Callable[[], None]] = NO_HANDLERS,
+        handlers: Mapping[Action, Callable[[], None]] = MappingProxyType({}),
     ) -> None:
         for event in events:
             if lab is not None:

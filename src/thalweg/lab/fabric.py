@@ -17,7 +17,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import NoReturn
 
-from pyroute2 import IPRoute, NetNS
+from pyroute2 import IPRoute, NetNS, netns
 from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.rtnl import TC_H_ROOT
 
@@ -31,12 +31,11 @@ from thalweg.lab.addressing import (
     Port,
     Wiring,
 )
-from thalweg.lab.namespaces import NETNS_PATH, create, inside, not_entered, refused
+from thalweg.lab.namespaces import NETNS_PATH, inside, not_entered, refused
 from thalweg.lab.shaping import ROOT_QDISC_HANDLE, Shape, qdiscs
 from thalweg.launch.worker_group import allow_descriptors
 from thalweg.launch.worker_process import fork, signals_blocked
 
-CLONE_NEWNET = 0x40000000
 DESCRIPTORS_PER_NAMESPACE = 5  # of pyroute2, and a spare one
 NO_RIGHTS_EXIT_CODE = 3
 NUD_PERMANENT = 0x80  # a static neighbour entry
@@ -69,7 +68,8 @@ def _build(wiring: Wiring, shapes: Mapping[Port, Shape], progress: Progress) -> 
     total = len(names) + len(cables)
     allow_descriptors(DESCRIPTORS_PER_NAMESPACE * len(names))
     for number, name in enumerate(names, start=1):
-        create(name)
+        with signals_blocked():  # pyroute2 forks: Ctrl-C would be lost, or leave half a namespace
+            netns.create(name)
         with inside(name):
             for sysctl, value in SYSCTLS.items():
                 with suppress(FileNotFoundError):  # a kernel without IPv6
@@ -212,7 +212,7 @@ def try_in_own_network(attempt: Callable[[], None]) -> int:
     def run() -> NoReturn:
         code = NO_RIGHTS_EXIT_CODE
         try:
-            if ctypes.CDLL(None).unshare(CLONE_NEWNET) == 0:
+            if ctypes.CDLL(None).unshare(netns.CLONE_NEWNET) == 0:
                 code = 1
                 attempt()
                 code = 0

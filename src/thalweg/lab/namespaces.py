@@ -63,20 +63,9 @@ def set_host_identity(name: str, hosts: Path) -> None:
         return
     with suppress(OSError):
         socket.sethostname(name)
-    if (
-        libc.mount(b"none", b"/", None, MS_REC | MS_SLAVE, None) == 0
-    ):  # unmounts still propagate here
+    # Unmounts still propagate here.
+    if libc.mount(b"none", b"/", None, MS_REC | MS_SLAVE, None) == 0:
         libc.mount(bytes(hosts), b"/etc/hosts", None, MS_BIND, None)
-
-
-def create(name: str) -> None:
-    try:
-        with (
-            signals_blocked()
-        ):  # pyroute2 forks: Ctrl-C would be lost, or leave an incomplete namespace
-            netns.create(name)
-    except OSError as error:
-        raise refused(error) from None
 
 
 def delete(name: str) -> None:

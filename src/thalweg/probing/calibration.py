@@ -50,7 +50,6 @@ from thalweg.probing.coordinator import (
     PROBE_LEADER_RANK,
     Counted,
     Effort,
-    HostInfo,
     ProbeCoordinator,
     run_coordinated,
 )
@@ -59,7 +58,6 @@ from thalweg.probing.result import cluster_of, names_of
 from thalweg.probing.survey import declared_racks, in_one_rack, survey
 from thalweg.schedules import Group
 
-DEFAULT_BUCKET_SIZE = Settings().bucket
 FITTED_KEY = "fitted"  # in the store
 Progress = Callable[[str, int, int], None]
 """Called with what is being measured, how much of it is done, and of how much (0: unknown)."""
@@ -123,7 +121,7 @@ def calibrate(
         collectives,
         surveyed,
         native=native,
-        typical=min(DEFAULT_BUCKET_SIZE.nbytes, sum(tensor.nbytes for tensor in tensors)) or None,
+        typical=min(Settings().bucket.nbytes, sum(tensor.nbytes for tensor in tensors)) or None,
         progress=lambda done, total: progress("trials", done, total),
     )
     progress("compressors", 0, len(codecs))
@@ -191,34 +189,24 @@ def survey_quickly(network: ProbeCoordinator, declared: Cluster | None) -> Clust
     median of three counts). A host that looks slow is measured with others, as in a probe, so a
     slow NIC or uplink isn't mistaken for another.
     """
+    hosts = network.host_infos
     if declared is not None and ONE_RACK_ASSUMPTION in declared.assumed:
-        declared = in_one_rack(network.host_infos)
-    racks = None if declared is None else racks_of(network.host_infos, declared)
-    if network.size == 1 or declared is None or racks is None:
+        declared = in_one_rack(hosts)
+    if (
+        network.size == 1
+        or declared is None
+        or any({*host.ranks} != {*declared.host(host.ranks[0]).ranks} for host in hosts)
+    ):
         return survey(network, declared, monotonic()).cluster
+    racks = declared_racks(declared, [host.ranks[0] for host in hosts])
     nics = measure_nics(network, racks, NIC_PARTNERS_PER_HOST)
     uplinks = measure_uplinks(network, racks, nics, MAX_UPLINK_FILL_COUNT)
-    names = names_of(network.host_infos, declared)
-    round_trips = _round_trips(network, racks)
-    return cluster_of(network.host_infos, names, racks, nics, uplinks, round_trips, declared)
-
-
-def racks_of(hosts: Sequence[HostInfo], declared: Cluster) -> list[frozenset[int]] | None:
-    """The numbers of each declared rack's hosts; None if a host isn't as declared."""
-    if any({*host.ranks} != {*declared.host(host.ranks[0]).ranks} for host in hosts):
-        return None
-    return declared_racks(declared, [host.ranks[0] for host in hosts])
-
-
-def _round_trips(
-    network: ProbeCoordinator, racks: Sequence[frozenset[int]]
-) -> dict[tuple[int, int], float]:
-    """Round trips of a few hosts of each rack, and between the racks' first hosts."""
-    within = [
-        (min(rack), host) for rack in racks for host in sorted(rack)[1 : 1 + PINGED_HOSTS_PER_RACK]
-    ]
-    across = combinations(sorted(min(rack) for rack in racks), 2)
-    return {pair: network.round_trip(*pair) for pair in (*within, *across)}
+    pairs = list(combinations(sorted(map(min, racks)), 2))  # the racks' first hosts
+    for rack in racks:
+        pairs += [(min(rack), host) for host in sorted(rack)[1 : 1 + PINGED_HOSTS_PER_RACK]]
+    round_trips = {pair: network.round_trip(*pair) for pair in pairs}
+    names = names_of(hosts, declared)
+    return cluster_of(hosts, names, racks, nics, uplinks, round_trips, declared)
 
 
 def run_trials(

@@ -41,8 +41,6 @@ PROBE_LEADER_RANK = 0
 ORDER_TIMEOUT_SECONDS = 600.0  # for a worker, while others are measured
 PROBE_OVER_ORDER = "over"
 MAX_FLOWS_PER_CORE = 4  # where hosts share a machine
-BOOT_ID_PATH = Path("/proc/sys/kernel/random/boot_id")
-NETWORK_NAMESPACE_PATH = Path("/proc/self/ns/net")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,7 +199,8 @@ def host_description() -> dict[str, Any]:
     no network is between them. Hosts on one machine (containers, a lab) share its cores."""
     machine = stack = ""
     with suppress(OSError):
-        machine, stack = BOOT_ID_PATH.read_text().strip(), str(NETWORK_NAMESPACE_PATH.readlink())
+        machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        stack = str(Path("/proc/self/ns/net").readlink())
     return {
         "name": socket.gethostname(),
         "machine": machine or socket.gethostname(),

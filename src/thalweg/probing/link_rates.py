@@ -161,17 +161,15 @@ def _measure(
         flows = [ProbeFlow(*(pair if outward else pair[::-1])) for pair in pairs[:count]]
         least = NIC_LIMITED_RATIO * sum(allowed[:count])
         totals = [sum(network.rates(flows))]
-        while len(totals) < repeats and totals[0] < least and not _agree(totals):
+        while len(totals) < repeats and totals[0] < least:
             totals.append(sum(network.rates(flows)))
+            if len(totals) == 2 and max(totals) < UPLINK_AGREEMENT_RATIO * min(totals):
+                break
         if median(totals) < least:
             return median(totals), True
         if count == len(pairs):
             return max(totals), False
         count = min(2 * count, len(pairs))
-
-
-def _agree(totals: Sequence[float]) -> bool:
-    return len(totals) > 1 and max(totals) < UPLINK_AGREEMENT_RATIO * min(totals)
 
 
 def in_rounds(

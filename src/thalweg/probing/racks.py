@@ -20,9 +20,8 @@ from random import Random
 from typing import Literal
 
 from thalweg.probing.coordinator import ProbeCoordinator
-from thalweg.probing.racks_by_bandwidth import ContentionProbe, Rack, UplinkSharing, racks_by_rates
+from thalweg.probing.racks_by_bandwidth import ContentionProbe, Rack, racks_by_rates
 
-Confidence = Literal["sure", "likely", "guess"]
 MIN_RACK_SEARCH_HOSTS = 4  # for two flows
 CLEAR_RACK_RTT_RATIO = 1.3  # of round trips across racks to those within
 MIN_RACK_RTT_RATIO = 1.15
@@ -107,7 +106,7 @@ class InferredRacks:
 
     racks: Sequence[Rack]
     inferred_by: Literal["latency", "rates"] | None
-    sureness: Confidence
+    sureness: Literal["sure", "likely", "guess"]
     reason: str
     round_trips: dict[tuple[int, int], float]
 
@@ -125,10 +124,7 @@ def infer_racks(network: ProbeCoordinator, draw: Random) -> InferredRacks:
         )
     contention = ContentionProbe(network, draw)
     contention.measure_hosts()
-    return _by_rates(network.size, latency, racks_by_rates(contention))
-
-
-def _by_rates(size: int, latency: Latency, sharing: UplinkSharing) -> InferredRacks:
+    sharing = racks_by_rates(contention)
     if not sharing.racks:
         reason = (
             "neither latency nor rates tell hosts apart: no two flows slow each other down, so an "
@@ -136,10 +132,10 @@ def _by_rates(size: int, latency: Latency, sharing: UplinkSharing) -> InferredRa
         )
         if sharing.crowded:
             reason += "; more flows at once do, so declare racks with --cluster if there are any"
-        elif size < MIN_RACK_SEARCH_HOSTS:
-            reason = f"racks can't be told apart among {size} hosts: rates need four"
+        elif network.size < MIN_RACK_SEARCH_HOSTS:
+            reason = f"racks can't be told apart among {network.size} hosts: rates need four"
         return InferredRacks(
-            racks=[frozenset(range(size))],
+            racks=[frozenset(range(network.size))],
             inferred_by=None,
             sureness="guess",
             reason=reason,

@@ -34,7 +34,7 @@ against two flows that fill it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from random import Random
@@ -69,7 +69,7 @@ class ContentionProbe:
         self.out: dict[int, float] = dict.fromkeys(range(network.size), 0.0)
         self.into: dict[int, float] = dict.fromkeys(range(network.size), 0.0)
         self.fast: list[int] = []  # hosts that can fill a link, the fastest first
-        self._alone: dict[Load, float] = {}
+        self.alone: dict[Load, float] = {}  # the rates of loads alone
 
     def measure_hosts(self) -> None:
         """Measure roughly what each host sends and receives: the best of several partners counts.
@@ -91,10 +91,6 @@ class ContentionProbe:
                         self.rates((flow,))
         fastest = sorted(self.out, key=lambda host: -self.speed(host))
         self.fast = [host for host in fastest if self.speed(host) >= SLOW_FLOW_RATIO * usual]
-
-    def forget(self) -> None:
-        """Forget the rates of loads alone."""
-        self._alone.clear()
 
     def rates(self, flows: Sequence[ProbeFlow]) -> list[float]:
         found = self.network.rates(flows, short=True)
@@ -125,16 +121,13 @@ class ContentionProbe:
             len(scores) < CONTENTION_REPEAT_COUNT
             and DOUBTFUL_SCORE_RANGE[0] <= median(scores) <= DOUBTFUL_SCORE_RANGE[1]
         ):
-            if scores:  # the rate of the load alone is in doubt as well
-                self._alone[load] = median((self._alone[load], sum(self.rates(load))))
-            scores.append(self._score(load, other))
+            if load not in self.alone:
+                self.alone[load] = sum(self.rates(load))
+            elif scores:  # the rate of the load alone is in doubt as well
+                self.alone[load] = median((self.alone[load], sum(self.rates(load))))
+            *beside, others = self.rates((*load, other))
+            scores.append((self.alone[load] - sum(beside)) / max(others, 1.0))
         return median(scores) >= MIN_SHARED_SCORE
-
-    def _score(self, load: Load, other: ProbeFlow) -> float:
-        if load not in self._alone:
-            self._alone[load] = sum(self.rates(load))
-        *beside, others = self.rates((*load, other))
-        return (self._alone[load] - sum(beside)) / max(others, 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +157,7 @@ def racks_by_rates(contention: ContentionProbe) -> UplinkSharing:
 
 
 def _attempt(contention: ContentionProbe) -> UplinkSharing:
-    contention.forget()
+    contention.alone.clear()
     everybody = [*range(contention.network.size)]
     found, crowded = _first_pair(contention, contention.fast)
     if found is None and len(contention.fast) < len(everybody):
@@ -241,22 +234,21 @@ class _RackSearch:
                     self.mirrored = True
                     self._begin_with({x, y, *with_xy}, one_a, other_a, known=h)
                     return
-        first, own = self._inner(with_xy, lambda h, other: self.share([(h, x)], other, a))
-        if own:  # x and y are hosts without a rack of their own
-            self.racks = [{a, b, *with_ab}, {first, *own}]
-            return
-        first, own = self._inner(with_ab, lambda h, other: self.share([(a, h)], x, other))
-        if own:
-            self.mirrored = True
-            self.racks = [{x, y, *with_xy}, {first, *own}]
-            return
+        # Or one of the pairs are hosts without a rack of their own.
+        for group, whole, mirrored in (
+            (with_xy, {a, b, *with_ab}, False),
+            (with_ab, {x, y, *with_xy}, True),
+        ):
+            h, *rest = sorted(group) or [a]
+            if mirrored:
+                own = {other for other in rest if self.share([(a, h)], x, other)}
+            else:
+                own = {other for other in rest if self.share([(h, x)], other, a)}
+            if own:
+                self.mirrored = mirrored
+                self.racks = [whole, {h, *own}]
+                return
         self.racks = [{a, b, *with_ab}, {x, y, *with_xy}]
-
-    @staticmethod
-    def _inner(group: set[int], share: Callable[[int, int], bool]) -> tuple[int, set[int]]:
-        """The first host of this group, and the others that share with it."""
-        first, *others = [*sorted(group), -1]
-        return first, {other for other in others if other >= 0 and share(first, other)}
 
     def _begin_with(self, rack: set[int], x: int, y: int, known: int) -> None:
         """Start with one whole rack, and the rack of x, which contains `known`, but not y."""

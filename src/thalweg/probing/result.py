@@ -42,12 +42,12 @@ class ProbeResult:
     cluster: Cluster
     measured: bool
     round_trips: dict[str, float]
-    uplinks: tuple[Uplink, ...]
+    uplinks: tuple[Uplink, ...] = ()
     sureness: str
     reason: str
-    outliers: tuple[str, ...]
-    contradictions: tuple[str, ...]
-    notes: tuple[str, ...]
+    outliers: tuple[str, ...] = ()
+    contradictions: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     measurements: int
     seconds: float
     transport: str = TRANSPORT

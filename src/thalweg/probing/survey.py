@@ -19,7 +19,7 @@ from thalweg.errors import UsageError
 from thalweg.facts import Cluster, Duplex, Duration, Host, Rack, about, read_cluster
 from thalweg.members.world import World
 from thalweg.probing.coordinator import Effort, HostInfo, ProbeCoordinator, run_coordinated
-from thalweg.probing.link_rates import Uplink, measure_nics, measure_uplinks
+from thalweg.probing.link_rates import measure_nics, measure_uplinks
 from thalweg.probing.racks import InferredRacks, infer_racks
 from thalweg.probing.result import ProbeResult, by_host, cluster_of, half, names_of, outliers_of
 
@@ -106,6 +106,19 @@ def survey(network: ProbeCoordinator, declared: Cluster | None, start: float) ->
             *_rack_contradictions(declared, inferred, names, ranks),
             *_rate_contradictions(declared, cluster),
         ]
+    full = any(uplink is not None and uplink.limits for uplink in uplinks)
+    notes = []
+    if len(racks) == 2 and full:
+        notes.append("with two racks, the way out of one can't be told from the way into the other")
+    elif len(racks) > 1 and not full:
+        notes.append("no uplink is a bottleneck: racks don't matter for rates")
+    reason = inferred.reason
+    if declared is not None and inferred.inferred_by is None:
+        reason = f"as declared; {reason}"
+    elif declared is not None:
+        differ = any("declared in" in text for text in contradictions)
+        outcome = "contradicted" if differ else "confirmed"
+        reason = f"as declared, and {outcome} by {inferred.inferred_by}"
     return ProbeResult(
         cluster=cluster,
         measured=True,
@@ -116,10 +129,10 @@ def survey(network: ProbeCoordinator, declared: Cluster | None, start: float) ->
             if uplink is not None
         ),
         sureness=inferred.sureness if declared is None else "declared",
-        reason=inferred.reason if declared is None else _compared(inferred, contradictions),
+        reason=reason,
         outliers=tuple(outliers_of(cluster)),
         contradictions=tuple(contradictions),
-        notes=tuple(_notes(racks, uplinks)),
+        notes=tuple(notes),
         measurements=network.measurements,
         seconds=monotonic() - start,
     )
@@ -141,10 +154,8 @@ def _one_host(network: ProbeCoordinator, declared: Cluster | None, start: float)
         cluster=cluster,
         measured=False,
         round_trips=round_trips,
-        uplinks=(),
         sureness="sure" if declared is None else "declared",
         reason="one host is one rack",
-        outliers=(),
         contradictions=tuple(_host_contradictions(declared, [host]) if declared else ()),
         notes=(note,),
         measurements=network.measurements,
@@ -177,23 +188,6 @@ def _round_trips(
             if (first, other) not in found:
                 found[first, other] = network.round_trip(first, other)
     return found
-
-
-def _notes(racks: Sequence[frozenset[int]], uplinks: Sequence[Uplink | None]) -> list[str]:
-    full = [uplink for uplink in uplinks if uplink is not None and uplink.limits]
-    if len(racks) == 2 and full:
-        return ["with two racks, the way out of one can't be told from the way into the other"]
-    if len(racks) > 1 and not full:
-        return ["no uplink is a bottleneck: racks don't matter for rates"]
-    return []
-
-
-def _compared(inferred: InferredRacks, contradictions: Sequence[str]) -> str:
-    if inferred.inferred_by is None:
-        return f"as declared; {inferred.reason}"
-    differ = any("declared in" in text for text in contradictions)
-    outcome = "contradicted" if differ else "confirmed"
-    return f"as declared, and {outcome} by {inferred.inferred_by}"
 
 
 def _host_contradictions(declared: Cluster, infos: Sequence[HostInfo]) -> list[str]:
@@ -233,26 +227,22 @@ def _rack_contradictions(
     return found
 
 
-def _rate_contradictions(declared: Cluster, measured: Cluster) -> list[str]:
+def _rate_contradictions(declared: Cluster, measured: Cluster) -> Iterator[str]:
     """Links that are far slower or faster than declared."""
-    hosts = {host.ranks[0]: host for host in measured.hosts}
-    found: list[str] = []
-    if not any("NIC" in text for text in declared.assumed):
-        for host in declared.hosts:
-            if host.ranks[0] in hosts:
-                found += _off(f"{host.name}'s NIC", host.nic, hosts[host.ranks[0]].nic)
+    nics = {host.ranks[0]: host.nic for host in measured.hosts}
     uplinks = {rack.name: rack.uplink for rack in measured.racks}
-    for rack in declared.racks:
-        uplink = uplinks.get(rack.name)
-        if rack.uplink is not None and uplink is not None:
-            found += _off(f"{rack.name}'s uplink", rack.uplink, uplink)
-    return found
-
-
-def _off(name: str, declared: Duplex, measured: Duplex) -> Iterator[str]:
-    directions = (("out", declared.out, measured.out), ("in", declared.into, measured.into))
-    for direction, expected, found in directions:
-        ratio = found.bits_per_second / expected.bits_per_second
-        if not PLAUSIBLE_RATE_RATIOS[0] <= ratio <= PLAUSIBLE_RATE_RATIOS[1]:
-            rate = about(found.bits_per_second, "bit/s")
-            yield f"{name} is declared {expected} {direction}, but {rate} was measured"
+    links: list[tuple[str, Duplex | None, Duplex | None]] = []
+    if not any("NIC" in text for text in declared.assumed):
+        links += [(f"{h.name}'s NIC", h.nic, nics.get(h.ranks[0])) for h in declared.hosts]
+    links += [(f"{r.name}'s uplink", r.uplink, uplinks.get(r.name)) for r in declared.racks]
+    for name, wanted, real in links:
+        if wanted is None or real is None:
+            continue
+        for direction, expected, found in (
+            ("out", wanted.out, real.out),
+            ("in", wanted.into, real.into),
+        ):
+            ratio = found.bits_per_second / expected.bits_per_second
+            if not PLAUSIBLE_RATE_RATIOS[0] <= ratio <= PLAUSIBLE_RATE_RATIOS[1]:
+                rate = about(found.bits_per_second, "bit/s")
+                yield f"{name} is declared {expected} {direction}, but {rate} was measured"

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from thalweg.catalog import default_catalog, parse_plan
-from thalweg.doctor.preflight import preflight, publish
+from thalweg.doctor.local_checks import preflight, publish
 from thalweg.engine.engine import Engine
 from thalweg.errors import PlanError, UsageError
 from thalweg.facts import Cluster, Duration, counted, format_cluster

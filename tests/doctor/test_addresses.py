@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from thalweg.doctor.interfaces import Interface, holder, judge, list_interfaces, rejected, why
+from thalweg.doctor.addresses import Interface, holder, judge, list_interfaces, rejected, why
 
 LOOPBACK = Interface(name="lo", addresses=("127.0.0.1", "::1"), up=True, mbps=0)
 SLOW = Interface(name="eth0", addresses=("10.0.0.5",), up=True, mbps=1000)
@@ -28,11 +28,11 @@ WAY = why("10.0.0.1", {})
 )
 def test_every_other_has_its_reason(interface: Interface, reason: str) -> None:
     assert rejected(interface, WAY).startswith(reason)
-    told = judge("10.0.0.5", WAY, [SLOW, interface]).detail
-    assert told.startswith(
+    text = judge("10.0.0.5", WAY, [SLOW, interface]).detail
+    assert text.startswith(
         "eth0 10.0.0.5 (1 Gbit/s): on the route to 10.0.0.1, the rendezvous address; not "
     )
-    assert f"{interface.name} ({reason}" in told
+    assert f"{interface.name} ({reason}" in text
 
 
 def test_the_named_one_is_why() -> None:

@@ -154,8 +154,8 @@ def verdicts(changes: Sequence[Any], troubles: Sequence[Trouble], steps: int) ->
 def _by_step(changes: Sequence[Any], steps: int) -> dict[int, set[Named]]:
     names: dict[int, set[Named]] = {}
     now: set[Named] = set()
-    told = {step: {(kind, tuple(who)) for kind, who in lates} for step, lates in changes}
+    known = {step: {(kind, tuple(who)) for kind, who in lates} for step, lates in changes}
     for step in range(steps + 1):
-        now = told.get(step, now)
+        now = known.get(step, now)
         names[step] = now
     return names

@@ -7,7 +7,15 @@ from random import Random
 import pytest
 
 from tests.conftest import LabOf
-from tests.lab.lateness import LASTS, observed, slow_nic, slow_rank, slow_uplink, troubles, verdicts
+from tests.lab.stragglers import (
+    LASTS,
+    observed,
+    slow_nic,
+    slow_rank,
+    slow_uplink,
+    troubles,
+    verdicts,
+)
 from thalweg.lab import Lab
 
 PARAMS = "500k"  # 2 MB of gradients
