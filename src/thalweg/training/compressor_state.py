@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import nn
 
 from thalweg.transports import Array
+
+if TYPE_CHECKING:
+    from thalweg.training.exchanges.compressed import CompressedBucket
 
 RESIDUAL = "residual"  # beside the codec's own state
 SUMMED_STATE_KINDS = (RESIDUAL, "velocity")  # each rank holds a summand
@@ -24,32 +27,7 @@ CompressorState = Mapping[str, Mapping[str, Array]]
 """State that is kept from step to step: by kind, then by parameter."""
 
 
-class StatefulBucket(Protocol):
-    """A bucket whose compressor keeps state."""
-
-    has_more: bool  # it also holds residuals of an earlier plan
-
-    @property
-    def state(self) -> CompressorState:
-        """Views of the state, to be read and written between two steps."""
-
-
-class Stateless:
-    """The state of synchronizers without residuals: none."""
-
-    @property
-    def compressor_state(self) -> CompressorState:
-        return {}
-
-    @property
-    def compressor_state_before(self) -> CompressorState:
-        return {}
-
-    def load_compressor_state(self, state: CompressorState) -> Mapping[str, Array]:
-        return state.get(RESIDUAL, {})
-
-
-def state_views(buckets: Iterable[StatefulBucket]) -> dict[str, dict[str, Array]]:
+def state_views(buckets: Iterable[CompressedBucket]) -> dict[str, dict[str, Array]]:
     """The state of all buckets between steps, by kind, then by parameter."""
     found: dict[str, dict[str, Array]] = {}
     for bucket in buckets:
@@ -58,7 +36,7 @@ def state_views(buckets: Iterable[StatefulBucket]) -> dict[str, dict[str, Array]
     return found
 
 
-def restore_state(state: CompressorState, to: Iterable[StatefulBucket]) -> dict[str, Array]:
+def restore_state(state: CompressorState, to: Iterable[CompressedBucket]) -> dict[str, Array]:
     """Write the state of other buckets into these; returns the residuals that none of them can
     hold."""
     buckets = list(to)

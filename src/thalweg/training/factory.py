@@ -1,21 +1,17 @@
-"""The protocol of synchronizers, and the choice of one for a plan."""
+"""The choice of a synchronizer for a plan."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
-from math import inf
-from typing import Protocol
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from thalweg.catalog import default_catalog, parse_plan
-from thalweg.compress import arrange
 from thalweg.engine.collectives import RoundCounter
 from thalweg.engine.engine import Engine
 from thalweg.errors import PlanError
@@ -25,53 +21,21 @@ from thalweg.members.world import World
 from thalweg.plan import Plan, What
 from thalweg.redundancy import is_relayed, root_of, waits_for_nobody
 from thalweg.schedules import Group
-from thalweg.training.compressor_state import CompressorState
 from thalweg.training.contention_monitor import ContentionMonitor
 from thalweg.training.data.position import DataPosition
 from thalweg.training.exchanges.compressed import Compression
 from thalweg.training.exchanges.native import DdpSynchronizer, NativeSynchronizer
 from thalweg.training.exchanges.rounds import RoundsExchange
 from thalweg.training.exchanges.server import AsynchronousSynchronizer, Ledger
-from thalweg.training.exchanges.tree import CodedSynchronizer
+from thalweg.training.exchanges.tree import CodedSynchronizer, TreeExchange
 from thalweg.training.finite import BadGradients
 from thalweg.training.optimizer_state import averaged_tensors
 from thalweg.training.snapshot import Snapshot
-from thalweg.training.sources.gradients import SteppedSynchronizer, layout_of
+from thalweg.training.sources.gradients import GradientSynchronizer, layout_of
 from thalweg.training.sources.parameters import ParameterSynchronizer, TwoLevelSynchronizer
-from thalweg.transports import Array
+from thalweg.training.synchronizer import Synchronizer
 
 RUNNING_PLAN_KEY = "plan"  # in the store: the plan that runs, and its first step
-
-
-class Synchronizer(Protocol):
-    """Synchronises the replicas of a model under a plan."""
-
-    @property
-    def compressor_state(self) -> CompressorState:
-        """The state that the compressor keeps from step to step."""
-
-    @property
-    def compressor_state_before(self) -> CompressorState:
-        """The compressor state before the current step, for the case that it is interrupted."""
-
-    def load_compressor_state(self, state: CompressorState) -> Mapping[str, Array]:
-        """Continue with another compressor's state; returns the residuals that can't be held
-        here."""
-
-    def no_sync(self) -> AbstractContextManager[None]:
-        """Inside, backward accumulates gradients without averaging them."""
-
-    def after_step(self) -> None:
-        """Called after each step of the optimizer."""
-
-    def wait_and_apply(self) -> None:
-        """Wait for the transfers under way, and apply their results."""
-
-    def detach(self) -> None:
-        """Finish, and remove all hooks from the model."""
-
-    def abort(self) -> None:
-        """Detach at once; transfers under way are dropped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,8 +80,6 @@ class PlanContext:
             )
         if plan.averages_parameters:
             return self._by_parameters(model, optimizer, plan)
-        if is_relayed(plan):
-            return self._relayed(parameters, plan)
         if plan.cadence.staleness is not None:
             return AsynchronousSynchronizer(
                 parameters,
@@ -133,12 +95,24 @@ class PlanContext:
                 on_interrupted=self.on_interrupted,
             )
         compression = Compression.of(plan)
-        arranged = arrange if compression is None else compression.arrange
-        layout = layout_of(parameters, plan.settings.bucket, arranged)
-        largest = inf if compression is None else compression.compressor.largest
-        exchange = RoundsExchange(plan, self.group, layout, self.engine, self.clock, compression)
-        return SteppedSynchronizer(
-            parameters, layout, exchange, self.on_interrupted, report, largest
+        layout = layout_of(parameters, plan.settings.bucket, compression.arrange)
+        if is_relayed(plan):
+            tree = TreeExchange(
+                plan,
+                self.group,
+                layout,
+                self.clock,
+                self.world.namespace(f"tree/{self.clock.step}"),
+                self.abort_flag,
+                self.data_position,
+                self.snapshot,
+            )
+            return CodedSynchronizer(
+                parameters, layout, tree, self.on_interrupted, report, compression.largest
+            )
+        exchange = RoundsExchange(plan, self.group, layout, self.engine, self.clock)
+        return GradientSynchronizer(
+            parameters, layout, exchange, self.on_interrupted, report, compression.largest
         )
 
     def _by_parameters(
@@ -168,21 +142,6 @@ class PlanContext:
             make_monitor if adjusts else None,
             first_step=self.first_step,
             on_interrupted=self.on_interrupted,
-        )
-
-    def _relayed(self, parameters: Mapping[str, nn.Parameter], plan: Plan) -> CodedSynchronizer:
-        since = self.clock.step
-        return CodedSynchronizer(
-            parameters,
-            plan,
-            self.group,
-            self.clock,
-            self.world.namespace(f"tree/{since}"),
-            self.abort_flag,
-            data_position=self.data_position,
-            snapshot=self.snapshot,
-            on_interrupted=self.on_interrupted,
-            report=self.bad_gradients.report,
         )
 
     def tree_under_way(self) -> tuple[Plan, int] | None:

@@ -35,12 +35,13 @@ from thalweg.training.data.loader import RankLoader
 from thalweg.training.data.position import DataPosition
 from thalweg.training.exchanges.compressed import refuse_second_momentum
 from thalweg.training.exchanges.server import AsynchronousSynchronizer, Ledger
-from thalweg.training.exchanges.tree import CodedSynchronizer, TreeMember
-from thalweg.training.factory import PlanContext, Synchronizer, trainable
+from thalweg.training.exchanges.tree import CodedSynchronizer, TreeExchange
+from thalweg.training.factory import PlanContext, trainable
 from thalweg.training.finite import BadGradients
 from thalweg.training.optimizer_state import optimizer_state_of_all
 from thalweg.training.shutdown import Shutdown
 from thalweg.training.snapshot import Snapshot, Stateful
+from thalweg.training.synchronizer import Synchronizer
 
 log = logging.getLogger("thalweg")
 MAX_BARRIERS_PER_STEP = 1000  # exchanges at the store before one step
@@ -111,7 +112,7 @@ class RankSession:
         return self.synchronizer
 
     @property
-    def tree(self) -> TreeMember | None:
+    def tree(self) -> TreeExchange | None:
         """The place of this rank in a coded tree; None under other plans."""
         return self.synchronizer.tree if isinstance(self.synchronizer, CodedSynchronizer) else None
 

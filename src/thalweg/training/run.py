@@ -40,14 +40,13 @@ from thalweg.training.contention_monitor import CONTENTION_CHANGE, Adjustment, a
 from thalweg.training.data.loader import IsOver
 from thalweg.training.exchanges.native import NativeSynchronizer
 from thalweg.training.exchanges.server import AsynchronousSynchronizer
-from thalweg.training.exchanges.tree import CodedSynchronizer
 from thalweg.training.factory import trainable
 from thalweg.training.finite import ReportedNames, not_finite
 from thalweg.training.lifecycle import RankSession
 from thalweg.training.optimizer_state import has_new_optimizer_state, statistics_of
 from thalweg.training.recovery import Recovery
 from thalweg.training.rendezvous import EpochTransition, MembershipChange
-from thalweg.training.sources.gradients import GradientSynchronizer, SteppedSynchronizer
+from thalweg.training.sources.gradients import GradientSynchronizer
 from thalweg.training.sources.parameters import ParameterSynchronizer
 from thalweg.training.step_timer import StepTimer
 
@@ -222,7 +221,7 @@ class Run:
         """The time of backward, exposed communication and compression in the last steps of this
         rank. Empty under plans without common steps, and under those that average parameters."""
         synchronizer = self._session.synchronizer
-        return synchronizer.timings if isinstance(synchronizer, SteppedSynchronizer) else ()
+        return synchronizer.timings if synchronizer is not None else ()
 
     @property
     def catching_up(self) -> bool:
@@ -234,8 +233,8 @@ class Run:
     def approximate(self) -> Mapping[int, float]:
         """Under a code with beyond=partial: the steps whose gradient was scaled up from a part of
         the batch, and the size of that part."""
-        synchronizer = self._session.synchronizer
-        return synchronizer.approximate if isinstance(synchronizer, CodedSynchronizer) else {}
+        tree = self._session.tree
+        return {} if tree is None else tree.approximate
 
     # Data
 

@@ -395,7 +395,8 @@ def test_each_gradient_counts_once_whatever_becomes_of_the_letters(seed: int) ->
         for step in range(1, steps + 1):
             requests.begin()
             for bucket in layout.buckets:
-                requests.send(bucket, lambda factor, presence=1.0, b=bucket: fill(b))
+                fill(bucket)
+                requests.send(bucket, is_finite=True)
             requests.finish()
             values = {
                 float(v)

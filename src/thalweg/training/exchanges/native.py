@@ -19,9 +19,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from thalweg.compress import arrange
 from thalweg.engine.collectives import RoundCounter
-from thalweg.engine.engine import Chain, Engine, Task
+from thalweg.engine.engine import Chain, Engine
 from thalweg.errors import NotFinite, RunError
 from thalweg.facts import Size, Tensor
 from thalweg.members.membership import Membership
@@ -29,18 +28,18 @@ from thalweg.plan import Plan, Settings
 from thalweg.schedules import Group
 from thalweg.training.backward_hooks import AfterBackward, Hook
 from thalweg.training.buckets import DTYPES, Layout, scaled_into
-from thalweg.training.compiled_steps import CompiledSteps
 from thalweg.training.compressor_state import (
     RESIDUAL,
     CompressorState,
-    Stateless,
     restore_state,
     state_views,
     summable_state,
 )
-from thalweg.training.exchanges.compressed import CompressedBucket, Compression
+from thalweg.training.exchanges.compressed import Compression
 from thalweg.training.exchanges.pending_reductions import PendingReductions
+from thalweg.training.exchanges.rounds import BucketRounds
 from thalweg.training.finite import is_finite, not_finite
+from thalweg.training.synchronizer import Synchronizer
 from thalweg.transports import Array
 
 EVICTION_WAIT_SECONDS = 30.0  # for the failed rank to be detected
@@ -74,7 +73,7 @@ def _bad_in(bucket: GradBucket, names: Mapping[int, str], report: ReportBadGradi
     return bad
 
 
-class NativeSynchronizer(Stateless):
+class NativeSynchronizer(Synchronizer):
     """DDP inside a plain model, which keeps its class and its calls. Where members may change, an
     interrupted step calls `on_interrupted`, as with other plans; the members that are left continue
     without torch's process group, which can't lose a rank."""
@@ -170,12 +169,6 @@ class NativeSynchronizer(Stateless):
                 "call the model itself, or use the plan ring",
             )
 
-    def wait_and_apply(self) -> None:
-        """Nothing is under way between two steps."""
-
-    def abort(self) -> None:
-        self.detach()
-
     def detach(self) -> None:
         """Remove the hooks; DDP's own go with its reducer."""
         for hook in self._hooks:
@@ -187,7 +180,7 @@ class NativeSynchronizer(Stateless):
         self._ddp = None
 
 
-class DdpSynchronizer:
+class DdpSynchronizer(Synchronizer):
     """A DDP object whose buckets are synchronised by our rounds; by torch's if the plan is
     `ddp`."""
 
@@ -223,26 +216,10 @@ class DdpSynchronizer:
         with self._model.no_sync():
             yield
 
-    def after_step(self) -> None:
-        """Nothing is left to do: DDP averages in backward."""
-
-    def wait_and_apply(self) -> None:
-        """Nothing is under way between two steps."""
-
-    def detach(self) -> None:
-        """DDP keeps its communication hook."""
-
-    def abort(self) -> None:
-        """Members can't change under a DDP object."""
-
-    @property
-    def compressor_state_before(self) -> CompressorState:
-        return {}
-
     @property
     def compressor_state(self) -> CompressorState:
-        compressed = (exchange.compressed for exchange in self._exchanges.values())
-        found = state_views(bucket for bucket in compressed if bucket is not None)
+        exchanges = self._exchanges.values()
+        found = state_views(b for each in exchanges for b in each.rounds.compressed.values())
         for kind, arrays in self._compressor_state.items():
             found[kind] = {**arrays, **found.get(kind, {})}
         return found
@@ -259,7 +236,7 @@ class DdpSynchronizer:
 
     def _keeps(self, name: str) -> bool:
         """True if this parameter has a residual."""
-        if self._compression is None or not self._compression.keeps:
+        if not self._compression.keeps:
             return False
         parameter = self._model.module.get_parameter(name)
         fact = Tensor(name=name, shape=tuple(parameter.shape), dtype=DTYPES[parameter.dtype])
@@ -271,19 +248,15 @@ class DdpSynchronizer:
             self._finish()  # a failed backward may have left transfers
             self._end = AfterBackward(self._finish)
         exchange = self._exchange_of(bucket)
-        rank_step = exchange.compiled_steps.at(self._clock.step)
+        step = self._clock.step
+        rank_step = exchange.rounds.at(step)
         first = self._clock.claim(rank_step.numbers)
         bad = _bad_in(bucket, self._names, self._report)
         for view, gradient in zip(exchange.views, bucket.gradients(), strict=True):
             scaled_into(view, gradient, 1 / self._group.size)
-        if exchange.compressed is None:
-            work: Task | Chain = rank_step.rounds[0].task(exchange.bucket, self._clock.step, first)
-        elif bad:  # a compressor would keep them in its state
-            work = _refused(
-                NotFinite(bad, f" on rank {self._engine.rank} at step {self._clock.step}")
-            )
-        else:
-            work = exchange.compressed.chain(rank_step.rounds, self._clock.step, first)
+        work = exchange.rounds.work(exchange.bucket, rank_step.rounds, step, first)
+        if bad and exchange.rounds.compressed:  # a compressor would keep them in its state
+            work = _refused(NotFinite(bad, f" on rank {self._engine.rank} at step {step}"))
         sent = self._engine.submit(work)
         result: torch.futures.Future[Any] = torch.futures.Future()
         sent.add_done_callback(lambda _: result.set_result(exchange.gathered()))
@@ -304,16 +277,12 @@ class DdpSynchronizer:
             return kept
         self._leave([index for index in self._exchanges if index >= bucket.index()])
         gradients = dict(zip(names, bucket.gradients(), strict=True))
-        exchange = _BucketExchange(gradients, bucket.buffer(), self._compression, self._engine.rank)
-        undivided = replace(
-            self._plan, settings=replace(self._plan.settings, bucket=exchange.limit)
-        )
-        exchange.compiled_steps = CompiledSteps(
-            undivided, self._group, exchange.workload, self._engine.rank
+        exchange = _BucketExchange(
+            gradients, bucket.buffer(), self._plan, self._group, self._engine.rank
         )
         self._exchanges[bucket.index()] = exchange
-        if exchange.compressed is not None:
-            restore_state(self._compressor_state, [exchange.compressed])
+        restore_state(self._compressor_state, exchange.rounds.compressed.values())
+        if exchange.rounds.compressed:
             for arrays in self._compressor_state.values():
                 for name in names:
                     arrays.pop(name, None)
@@ -322,10 +291,9 @@ class DdpSynchronizer:
     def _leave(self, old: Sequence[int]) -> None:
         """Keep the state of buckets that DDP has replaced; those before them are new already."""
         for index in old:
-            exchange = self._exchanges.pop(index)
-            if exchange.compressed is not None:
-                for kind, arrays in summable_state(exchange.compressed.state).items():
-                    self._compressor_state.setdefault(kind, {}).update(arrays)
+            compressed = self._exchanges.pop(index).rounds.compressed.values()
+            for kind, arrays in summable_state(state_views(compressed)).items():
+                self._compressor_state.setdefault(kind, {}).update(arrays)
 
 
 def _refused(error: NotFinite) -> Chain:
@@ -335,29 +303,25 @@ def _refused(error: NotFinite) -> Chain:
 
 
 class _BucketExchange:
-    """The buffers and compiled steps of one of DDP's buckets."""
-
-    compiled_steps: CompiledSteps
+    """The buffers and rounds of one of DDP's buckets."""
 
     def __init__(
         self,
         gradients: Mapping[str, torch.Tensor],
         buffer: torch.Tensor,
-        compression: Compression | None,
+        plan: Plan,
+        group: Group,
         rank: int,
     ) -> None:
         self.names = list(gradients)
-        self.limit = Size(max(1, buffer.nbytes))  # one bucket
-        arranged = arrange if compression is None else compression.arrange
+        limit = Size(max(1, buffer.nbytes))  # one bucket
+        undivided = replace(plan, settings=replace(plan.settings, bucket=limit))
         like = {name: gradients[name] for name in reversed(self.names)}
-        layout = Layout.of(like, self.limit, arranged)
+        layout = Layout.of(like, limit, Compression.of(plan).arrange)
+        self.rounds = BucketRounds(undivided, group, layout, rank)
         [self.bucket] = layout.buckets
-        self.workload = layout.workload
         self.views = [self.bucket.views[name] for name in self.names]
-        self.compressed: CompressedBucket | None = None
-        if compression is not None:
-            self.compressed = CompressedBucket(self.bucket, compression, rank)
-        in_order = self.compressed is None or self.compressed.codec is None
+        in_order = not self.bucket.arrangement.compressed
         self._result = self.bucket.flat if in_order else torch.empty_like(buffer, device="cpu")
 
     def gathered(self) -> torch.Tensor:

@@ -32,7 +32,7 @@ from thalweg.facts import Size
 from thalweg.members.abort import AbortFlag
 from thalweg.members.world import World
 from thalweg.training.buckets import FlatBucket, Layout
-from thalweg.training.exchanges.rounds import Fill, StatelessExchange
+from thalweg.training.exchanges.rounds import Exchange
 from thalweg.training.exchanges.server_state import UNKNOWN_CLOCK, ParameterServer
 from thalweg.training.sources.gradients import GradientSynchronizer, layout_of
 from thalweg.transports import Array
@@ -218,7 +218,7 @@ class AsynchronousSynchronizer(GradientSynchronizer):
             raise abort
 
 
-class ServerExchange(StatelessExchange):
+class ServerExchange(Exchange):
     """The exchange of gradients for parameters. Each request has a number and one answer. An
     overdue answer is requested again, ever less often; the gradient itself is repeated only if it
     was lost."""
@@ -251,8 +251,7 @@ class ServerExchange(StatelessExchange):
         self._ledger.own += 1
         self._sent = []
 
-    def send(self, bucket: FlatBucket, fill: Fill) -> None:
-        fill(1.0)
+    def send(self, bucket: FlatBucket, *, is_finite: bool) -> None:
         gradient = bucket.vector.copy()
         self._send_request(MessageKind.ANSWER, bucket.index, self._ledger.own, gradient)
 
@@ -296,13 +295,6 @@ class ServerExchange(StatelessExchange):
 
     def leave(self) -> None:
         self._link.send(BestEffortMessage(self._root, MessageKind.LEAVE, 0))
-
-    def release(self) -> None:
-        self._sent = []
-
-    def drop(self) -> None:
-        """Nothing has to be waited for, as copies are sent; the server never completes this
-        gradient."""
 
     def _send_request(
         self, kind: MessageKind, piece: int, covered: int, array: Array | None = None

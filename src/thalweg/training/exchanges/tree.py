@@ -11,9 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from functools import cache, partial
-from math import inf
 from time import monotonic, sleep
 
 import numpy as np
@@ -21,8 +19,8 @@ import torch
 from torch import nn
 
 from thalweg.codes import Allocation
-from thalweg.compress import SummableCodec, arrange
-from thalweg.engine.arithmetic import Arithmetic, arithmetic_of
+from thalweg.compress import SummableCodec
+from thalweg.engine.arithmetic import Arithmetic
 from thalweg.engine.arrivals import Arrivals
 from thalweg.engine.collectives import RoundCounter
 from thalweg.engine.first_k_node import FirstKNode
@@ -38,10 +36,10 @@ from thalweg.schedules import Group, Schedule, check, coded_tree
 from thalweg.training.buckets import FlatBucket, Layout
 from thalweg.training.data.position import DataPosition
 from thalweg.training.exchanges.compressed import CompressedBucket, Compression
-from thalweg.training.exchanges.rounds import Fill, StatelessExchange
+from thalweg.training.exchanges.rounds import Exchange
 from thalweg.training.finite import is_finite, not_finite
 from thalweg.training.snapshot import Snapshot
-from thalweg.training.sources.gradients import GradientSynchronizer, layout_of
+from thalweg.training.sources.gradients import GradientSynchronizer
 from thalweg.transports import Array
 
 DRAIN_POLL_SECONDS = 0.01
@@ -49,34 +47,19 @@ TREE_EVICTION_SECONDS = 20.0  # of absence, after which the tree is rebuilt with
 
 
 class CodedSynchronizer(GradientSynchronizer):
-    """Synchronises gradients by a coded tree. `data_position` tells whether the current batch
-    belongs to the sum; `snapshot` is this rank's state before the step."""
+    """Synchronises gradients by a coded tree, `tree`."""
 
     def __init__(
         self,
         parameters: Mapping[str, nn.Parameter],
-        plan: Plan,
-        group: Group,
-        clock: RoundCounter,
-        world: World,
-        abort_flag: AbortFlag,
-        *,
-        data_position: DataPosition,
-        snapshot: Callable[[], Snapshot],
+        layout: Layout,
+        tree: TreeExchange,
         on_interrupted: Callable[[], None],
         report: Callable[[Sequence[str]], None],
+        largest: float,
     ) -> None:
-        compression = Compression.of(plan)
-        arranged = arrange if compression is None else compression.arrange
-        layout = layout_of(parameters, plan.settings.bucket, arranged)
-        vectors = SummedVectors(layout, compression, world.rank)
-        allocation = allocation_of(plan, group)
-        relay = _open(plan, group, allocation, vectors, world, abort_flag, clock.step)
-        self.tree = TreeMember(relay, allocation, world, snapshot, waits=_beyond(plan) == "wait")
-        self._data_position = data_position
-        self._relayed = TreeExchange(self.tree, relay, layout, vectors, clock, data_position)
-        largest = inf if compression is None else compression.compressor.largest
-        super().__init__(parameters, layout, self._relayed, on_interrupted, report, largest)
+        self.tree = tree
+        super().__init__(parameters, layout, tree, on_interrupted, report, largest)
 
     def abort(self) -> None:
         super().abort()
@@ -89,33 +72,44 @@ class CodedSynchronizer(GradientSynchronizer):
         return all(map(is_finite, flats.values())) or not not_finite(flats)
 
     def _ready(self, name: str, parameter: torch.Tensor) -> None:
-        self._data_position.computed = True
+        self.tree.data_position.computed = True
         super()._ready(name, parameter)
 
-    @property
-    def approximate(self) -> Mapping[int, float]:
-        """The steps whose sum was scaled up from a part of the data, and the size of that part."""
-        return self._relayed.approximate
 
-
-class TreeMember:
-    """The place of this rank in a coded tree."""
+class TreeExchange(Exchange):
+    """The exchange of buckets through a relay, and the place of this rank in the coded tree.
+    `data_position` tells whether the current batch belongs to the sum; `snapshot` is this rank's
+    state before the step."""
 
     def __init__(
         self,
-        relay: Relay,
-        allocation: Allocation,
+        plan: Plan,
+        group: Group,
+        layout: Layout,
+        clock: RoundCounter,
         world: World,
+        abort_flag: AbortFlag,
+        data_position: DataPosition,
         snapshot: Callable[[], Snapshot],
-        *,
-        waits: bool,
     ) -> None:
-        self.allocation = allocation
-        self._waits = waits  # if more ranks are absent than the code tolerates
-        self._relay = relay
+        self.allocation = allocation_of(plan, group)
+        self.presence = float(self.allocation.cell_weights(world.rank).sum())
+        self.data_position = data_position
+        # The steps whose sum was scaled up from a part of the data, and the size of that part.
+        self.approximate: dict[int, float] = {}
+        # This rank continued without a result: its state is no other rank's until it loads one.
+        self.has_diverged = False
+        self._waits = _beyond(plan) == "wait"  # if more ranks are absent than the code tolerates
+        self._layout = layout
+        self._vectors = SummedVectors(layout, Compression.of(plan), world.rank)
+        self._relay = _open(
+            plan, group, self.allocation, self._vectors, world, abort_flag, clock.step
+        )
+        self._clock = clock
         self._world = world
         self._snapshot = snapshot
-        self._diverged = False
+        self._begun = -1  # the last step with a contribution
+        self._last = -1  # the last step with a result
 
     @property
     def is_root(self) -> bool:
@@ -142,16 +136,7 @@ class TreeMember:
 
     def left_behind(self, step: int) -> bool:
         """True if a result that this rank needs isn't available any more."""
-        return self._diverged or self._relay.result_expired(step)
-
-    @property
-    def has_diverged(self) -> bool:
-        """True if this rank's state is no other rank's, until it loads a snapshot."""
-        return self._diverged
-
-    def mark_diverged(self) -> None:
-        """Record that this rank continued without a result, so its state is no other rank's."""
-        self._diverged = True
+        return self.has_diverged or self._relay.result_expired(step)
 
     def serve(self) -> None:
         """Send this rank's snapshot to ranks that requested it: between two steps, or while it
@@ -165,7 +150,7 @@ class TreeMember:
             self._relay.request_state(lambda a: Snapshot.of_bytes(a).step > after)
         )
         self._relay.follow_from(state.step)
-        self._diverged = False
+        self.has_diverged = False
         return state
 
     def leave(self, seconds: float, state: Snapshot) -> bool:
@@ -192,13 +177,53 @@ class TreeMember:
     def _is_through(self, rank: int) -> bool:
         return self._world.store_client.call(lambda store: store.check([f"through/{rank}"]))
 
+    # The exchange
 
-@dataclass(frozen=True, slots=True)
-class SummedVector:
-    """One vector of a step that is summed."""
+    @property
+    def is_awaited(self) -> bool:
+        return self.data_position.counts
 
-    vector: Array
-    arithmetic: Arithmetic
+    def begin(self) -> None:
+        if self._last == self._clock.step:
+            raise RunError(
+                "two backwards in one step: a code would add the sums of the first again",
+                "wrap all but the last in run.no_sync(), and don't use reentrant checkpoints",
+            )
+        self.data_position.refuse_second_step()
+        self.data_position.refuse_skipped_batch()
+
+    def send(self, bucket: FlatBucket, *, is_finite: bool) -> None:
+        step = self._clock.step
+        for index, vector in self._vectors.contribution(bucket, step):
+            if not is_finite:  # all nan: each piece may be decoded from other answers
+                vector.view(np.uint8).fill(0xFF)
+            self._relay.contribute(step, index, vector)
+        self._begun = step
+
+    def finish(self) -> None:
+        step = self._clock.step
+        results = self._relay.result(step, when_asked=self.serve)
+        self._last = step
+        if results is None:  # the result has expired: the next safe point loads a snapshot
+            self.has_diverged = True
+            for bucket in self._layout.buckets:
+                bucket.vector.fill(0)
+            return
+        if results.covered:
+            self.approximate[step] = results.covered / self.allocation.cells
+        self._vectors.open(step)
+        for piece, array in zip(self._relay.pieces, results.arrays, strict=True):
+            self._vectors.all[piece.round][piece.start : piece.stop] = array
+        self._vectors.finish(step)
+
+    def drop(self) -> None:
+        """Nothing has to be waited for, as copies are sent. But a contribution can't be
+        withdrawn."""
+        if self._begun == self._clock.step != self._last:
+            raise RunError(
+                "a backward failed after a part of its gradients was sent",
+                "let this worker end: the others continue without it, and it may rejoin",
+            )
 
 
 class SummedVectors:
@@ -206,32 +231,47 @@ class SummedVectors:
     uncompressed part. They are summed on their way up a tree, so payloads must be linear, and take
     one round."""
 
-    def __init__(self, layout: Layout, compression: Compression | None, rank: int) -> None:
-        self.all: list[SummedVector] = []
+    def __init__(self, layout: Layout, compression: Compression, rank: int) -> None:
+        self.all: list[Array] = []
+        self.types: list[ElementType] = []
         self._layout = layout
-        self._compressed: dict[int, CompressedBucket] = {}
+        self._compressed: dict[int, tuple[CompressedBucket, SummableCodec]] = {}
         self._under_way: dict[int, Iterator[Array]] = {}
         self._step = -1  # of the payloads under way
-        self._of: dict[int, list[int]] = {}
+        self._of: dict[int, range] = {}
+        compressed = compression.buckets(layout, rank)
         for bucket in layout.buckets:
-            if compression is not None:
-                self._compressed[bucket.index] = CompressedBucket(bucket, compression, rank)
-            vectors = self._vectors(bucket)
             first = len(self.all)
-            self._of[bucket.index] = list(range(first, first + len(vectors)))
-            self.all += vectors
+            own = compressed.get(bucket.index)
+            if own is not None and isinstance(own.codec, SummableCodec):
+                self._compressed[bucket.index] = own, own.codec
+                self._add(next(self._payload(bucket, 0)), own.sum_arithmetic)
+            rest = bucket.vector[bucket.arrangement.length :]
+            if len(rest):
+                self._add(rest, bucket.arithmetic)
+            self._of[bucket.index] = range(first, len(self.all))
+
+    def _add(self, vector: Array, arithmetic: Arithmetic) -> None:
+        self.all.append(vector)
+        self.types.append(ElementType(vector.dtype, arithmetic))
+
+    def _payload(self, bucket: FlatBucket, step: int) -> Iterator[Array]:
+        """The encoded bucket; its iterator decodes the sum."""
+        compressed, codec = self._compressed[bucket.index]
+        values = compressed.load()
+        return codec.rounds(values, values, step, keep=False)
 
     def contribution(self, bucket: FlatBucket, step: int) -> list[tuple[int, Array]]:
         """Copies of this rank's contributions, each with the index of its vector."""
         self._encode(bucket, step)
-        return [(number, self.all[number].vector.copy()) for number in self._of[bucket.index]]
+        return [(number, self.all[number].copy()) for number in self._of[bucket.index]]
 
     def finish(self, step: int) -> None:
         """Write the step's result, which the vectors hold, into the buckets."""
         for index, payload in list(self._under_way.items()):
             for _ in payload:
                 raise AssertionError("a linear codec has one round")
-            self._compressed[index].store()
+            self._compressed[index][0].store()
         self._under_way.clear()
 
     def open(self, step: int) -> None:
@@ -244,94 +284,11 @@ class SummedVectors:
                 self._encode(bucket, step)
 
     def _encode(self, bucket: FlatBucket, step: int) -> None:
-        compressed = self._compressed.get(bucket.index)
-        if compressed is None or not isinstance(compressed.codec, SummableCodec):
-            return
-        values = compressed.load()
-        payload = compressed.codec.rounds(values, values, step, keep=False)
-        next(payload)
-        self._step = step
-        self._under_way[bucket.index] = payload
-
-    def _vectors(self, bucket: FlatBucket) -> list[SummedVector]:
-        compressed = self._compressed.get(bucket.index)
-        rest = bucket.vector[bucket.arrangement.length :]
-        exact = [SummedVector(rest, bucket.arithmetic)] if len(rest) else []
-        if compressed is None or not isinstance(compressed.codec, SummableCodec):
-            return exact
-        values = compressed.load()
-        payload = next(compressed.codec.rounds(values, values, 0, keep=False))
-        return [SummedVector(payload, arithmetic_of(compressed.carries)), *exact]
-
-
-class TreeExchange(StatelessExchange):
-    """The exchange of buckets through a relay."""
-
-    def __init__(
-        self,
-        tree: TreeMember,
-        relay: Relay,
-        layout: Layout,
-        vectors: SummedVectors,
-        clock: RoundCounter,
-        data_position: DataPosition,
-    ) -> None:
-        self.approximate: dict[int, float] = {}
-        self._tree = tree
-        self._relay = relay
-        self._presence = float(tree.allocation.cell_weights(relay.rank).sum())
-        self._layout = layout
-        self._vectors = vectors
-        self._clock = clock
-        self._data_position = data_position
-        self._begun = -1  # the last step with a contribution
-        self._last = -1  # the last step with a result
-
-    def begin(self) -> None:
-        if self._last == self._clock.step:
-            raise RunError(
-                "two backwards in one step: a code would add the sums of the first again",
-                "wrap all but the last in run.no_sync(), and don't use reentrant checkpoints",
-            )
-        self._data_position.refuse_second_step()
-        self._data_position.refuse_skipped_batch()
-
-    def send(self, bucket: FlatBucket, fill: Fill) -> None:
-        if self._data_position.counts:
-            is_finite = fill(1.0, self._presence)
-            for index, vector in self._vectors.contribution(bucket, self._clock.step):
-                if not is_finite:  # all nan: each piece may be decoded from other answers
-                    vector.view(np.uint8).fill(0xFF)
-                self._relay.contribute(self._clock.step, index, vector)
-            self._begun = self._clock.step
-
-    def finish(self) -> None:
-        step = self._clock.step
-        results = self._relay.result(step, when_asked=self._tree.serve)
-        self._last = step
-        if results is None:  # the result has expired: the next safe point loads a snapshot
-            self._tree.mark_diverged()
-            for bucket in self._layout.buckets:
-                bucket.vector.fill(0)
-            return
-        if results.covered:
-            self.approximate[step] = results.covered / self._tree.allocation.cells
-        self._vectors.open(step)
-        for piece, array in zip(self._relay.pieces, results.arrays, strict=True):
-            self._vectors.all[piece.round].vector[piece.start : piece.stop] = array
-        self._vectors.finish(step)
-
-    def release(self) -> None:
-        self._layout = replace(self._layout, buckets=())
-
-    def drop(self) -> None:
-        """Nothing has to be waited for, as copies are sent. But a contribution can't be
-        withdrawn."""
-        if self._begun == self._clock.step != self._last:
-            raise RunError(
-                "a backward failed after a part of its gradients was sent",
-                "let this worker end: the others continue without it, and it may rejoin",
-            )
+        if bucket.index in self._compressed:
+            payload = self._payload(bucket, step)
+            next(payload)
+            self._step = step
+            self._under_way[bucket.index] = payload
 
 
 def _open(
@@ -356,8 +313,8 @@ def _open(
         world,
         abort_flag,
         allocation,
-        [schedule(len(one.vector), one.vector.itemsize) for one in vectors.all],
-        [ElementType(one.vector.dtype, one.arithmetic) for one in vectors.all],
+        [schedule(len(vector), vector.itemsize) for vector in vectors.all],
+        vectors.types,
         timeout=world.timeout,
         beyond=_beyond(plan),
         make=make,

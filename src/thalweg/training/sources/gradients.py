@@ -29,14 +29,15 @@ from thalweg.training.backward_hooks import AfterBackward, after_gradient
 from thalweg.training.buckets import Arrange, FlatBucket, Layout, scaled_into
 from thalweg.training.compression_overlap import Timing
 from thalweg.training.compressor_state import CompressorState, restore_state, state_views
-from thalweg.training.exchanges.rounds import Exchange, RoundsExchange
+from thalweg.training.exchanges.rounds import Exchange
 from thalweg.training.finite import is_finite, not_finite
+from thalweg.training.synchronizer import Synchronizer
 from thalweg.transports import Array
 
 PARTICIPATION_FLAGS = "thalweg: who took part"  # no parameter can have this name
 
 
-class GradientSynchronizer:
+class GradientSynchronizer(Synchronizer):
     """Averages gradients. `layout` is that of `layout_of` for these parameters. `on_interrupted` is
     called at the end of a backward that a rendezvous interrupts. `report` is called with the names
     of parameters whose gradient on this rank is not finite, or has an element beyond `largest`,
@@ -69,7 +70,6 @@ class GradientSynchronizer:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Inside, gradients accumulate; the next backward outside sends their sum."""
         was, self._on = self._on, False
         try:
             yield
@@ -84,14 +84,12 @@ class GradientSynchronizer:
     def compressor_state_before(self) -> CompressorState:
         return self._exchange.compressor_state_before
 
+    @property
+    def timings(self) -> Sequence[Timing]:
+        return self._exchange.timings
+
     def load_compressor_state(self, state: CompressorState) -> Mapping[str, Array]:
         return restore_state(state, self._exchange.compressed)
-
-    def after_step(self) -> None:
-        """Nothing is left to do once the optimizer has stepped."""
-
-    def wait_and_apply(self) -> None:
-        """Nothing is under way between two steps."""
 
     def detach(self) -> None:
         for hook in self._hooks:
@@ -101,8 +99,8 @@ class GradientSynchronizer:
     def abort(self) -> None:
         for hook in self._hooks:
             hook.remove()
-        self._exchange.release()
-        self._layout = replace(self._layout, buckets=())  # frees their memory
+        self._exchange = Exchange()  # frees the buffers, and so does the layout
+        self._layout = replace(self._layout, buckets=())
 
     def repeat(self) -> None:
         """Average the present gradients, as at the end of a backward."""
@@ -138,10 +136,14 @@ class GradientSynchronizer:
             self._exchange.drop()
 
     def _send(self, bucket: FlatBucket) -> None:
-        self._exchange.send(bucket, partial(self._fill, bucket))
+        if self._exchange.is_awaited:
+            self._exchange.send(bucket, is_finite=self._fill(bucket))
 
     @torch.no_grad()
-    def _fill(self, bucket: FlatBucket, factor: float, presence: float = 1.0) -> bool:
+    def _fill(self, bucket: FlatBucket) -> bool:
+        """Write the gradients into the bucket. False if some are not finite: those are zero in the
+        bucket."""
+        factor, presence = self._exchange.factor, self._exchange.presence
         for name, view in bucket.views.items():
             if name == PARTICIPATION_FLAGS:
                 took_part = [p.grad is not None for p in self._parameters.values()]
@@ -217,26 +219,6 @@ class GradientSynchronizer:
                     parameter.grad.copy_(view)
                 if not self.is_good:
                     parameter.grad.fill_(nan)  # which a GradScaler detects, on every rank
-
-
-class SteppedSynchronizer(GradientSynchronizer):
-    """Averages gradients of a common step of all ranks."""
-
-    def __init__(
-        self,
-        parameters: Mapping[str, nn.Parameter],
-        layout: Layout,
-        exchange: RoundsExchange,
-        on_interrupted: Callable[[], None],
-        report: Callable[[Sequence[str]], None],
-        largest: float,
-    ) -> None:
-        super().__init__(parameters, layout, exchange, on_interrupted, report, largest)
-        self._overlap = exchange.overlap
-
-    @property
-    def timings(self) -> Sequence[Timing]:
-        return tuple(self._overlap.timings)
 
 
 class _Backward:
