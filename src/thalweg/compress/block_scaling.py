@@ -18,7 +18,7 @@ from numpy.random import BitGenerator
 from thalweg.compress.bit_packing import packed_nbytes, packing
 from thalweg.compress.buffers import CODEC_CHUNK_ELEMENTS, pieces
 from thalweg.compress.codec import Array, Layout, ShardableCodec, raise_if_not_finite
-from thalweg.compress.compressor import Compressor, Payload, pays, units
+from thalweg.compress.compressor import Compressor, Payload, units
 from thalweg.compress.generators import ENCODE_PURPOSE, REDUCE_PURPOSE, random_bits
 from thalweg.errors import NotFinite
 from thalweg.facts import Tensor
@@ -27,24 +27,15 @@ MAGNITUDE_BIT_MASK = np.int32(0x7FFFFFFF)  # all bits of a float32 but its sign
 MIN_BLOCK_SCALE = np.float32(2.0**-119)
 
 
-def takes(tensor: Tensor, block: int, bits: int = 8) -> bool:
-    return pays(tensor, units(tensor, block) * _unit_nbytes(bits, block))
-
-
 def sizes(
     name: str, tensors: Sequence[Tensor], step: int, block: int, bits: int = 8
 ) -> list[Payload]:
     blocks = sum(units(tensor, block) for tensor in tensors)
-    return [Payload(name, blocks, _unit_nbytes(bits, block))]
-
-
-def _unit_nbytes(bits: int, block: int) -> int:
-    return packed_nbytes(bits, block) + 4
+    return [Payload(name, blocks, packed_nbytes(bits, block) + 4)]
 
 
 block_quantizer = partial(
     Compressor,
-    takes=takes,
     unit=lambda block, bits=8: block,
     summable=False,
     elementwise=True,

@@ -22,10 +22,9 @@ from math import prod
 import numpy as np
 
 from thalweg.compress.codec import Array, Layout, SummableCodec, raise_if_not_finite
-from thalweg.compress.compressor import FEEDBACK, RANK, WARMUP, Compressor, as_matrix, pays
+from thalweg.compress.compressor import FEEDBACK, RANK, WARMUP, Compressor, as_matrix
 from thalweg.compress.generators import generator
 from thalweg.errors import NotFinite
-from thalweg.facts import Tensor
 
 PRODUCT_CHUNK_ELEMENTS = 1 << 17  # half a megabyte
 MIN_PRODUCT_ROWS = 16
@@ -34,17 +33,8 @@ GRAM_REGULARIZATION_RATIO = 1e-12  # e
 ORTHOGONALITY_TOLERANCE = 1e-6  # of e L^-1 L^-T
 
 
-def takes(tensor: Tensor, rank: int) -> bool:
-    """True if the factors, which are float32, are smaller than the tensor."""
-    if len(tensor.shape) < 2:
-        return False
-    rows, columns = as_matrix(tensor.shape)
-    return pays(tensor, 4 * min(rank, rows, columns) * (rows + columns))
-
-
 factorizer = partial(
     Compressor,
-    takes=takes,
     summable=True,
     biased=True,
     in_step=True,

@@ -23,7 +23,7 @@ import numpy as np
 from thalweg.compress.buffers import CODEC_CHUNK_ELEMENTS, pieces
 from thalweg.compress.codec import Array, CodecState, Layout, ShardableCodec
 from thalweg.compress.compressor import WARMUP, Compressor, Payload, units
-from thalweg.compress.sign_bits import SIGN_WORD_ELEMENTS, Signs, takes
+from thalweg.compress.sign_bits import SIGN_WORD_ELEMENTS, Signs
 from thalweg.declarations import Parameter
 from thalweg.facts import Tensor
 
@@ -225,7 +225,6 @@ def _elements(begin: int, end: int) -> slice:
 COMPRESSOR = Compressor(
     name="sign",
     summary="one bit an element, and a majority vote",
-    takes=takes,
     unit=lambda: SIGN_WORD_ELEMENTS,
     sizes=sizes,
     codec=Sign,

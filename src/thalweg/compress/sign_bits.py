@@ -14,15 +14,9 @@ import numpy as np
 from thalweg.compress.arrangement import Segment
 from thalweg.compress.buffers import CODEC_CHUNK_ELEMENTS, pieces
 from thalweg.compress.codec import Array, raise_if_not_finite
-from thalweg.compress.compressor import pays, units
-from thalweg.facts import Tensor
 
 SIGN_BIT = np.uint32(0x80000000)
 SIGN_WORD_ELEMENTS = 64  # one word of bits
-
-
-def takes(tensor: Tensor) -> bool:
-    return pays(tensor, 8 * units(tensor, SIGN_WORD_ELEMENTS) + 4)
 
 
 class Signs:

@@ -22,7 +22,7 @@ import numpy as np
 
 from thalweg.compress.buffers import CODEC_CHUNK_ELEMENTS
 from thalweg.compress.codec import Array, GatheredCodec, Layout
-from thalweg.compress.compressor import Compressor, Payload, kept_elements, pays
+from thalweg.compress.compressor import Compressor, Payload, kept_elements
 from thalweg.compress.generators import generator
 from thalweg.errors import WorkloadError
 from thalweg.facts import Tensor
@@ -123,16 +123,12 @@ def largest_of(magnitudes: Array, k: int) -> Array:
     return mask
 
 
-def takes(tensor: Tensor, ratio: float, **_: object) -> bool:
-    return pays(tensor, 8 * kept_elements(tensor.elements, ratio))
-
-
 def sizes(tensors: Sequence[Tensor], step: int, ratio: float, **_: object) -> list[Payload]:
     k = sum(kept_elements(tensor.elements, ratio) for tensor in tensors)
     return [Payload("values and indices", k, 8)]
 
 
-sparsifier = partial(Compressor, takes=takes, sizes=sizes, summable=False, biased=True)
+sparsifier = partial(Compressor, sizes=sizes, summable=False, biased=True)
 
 
 class Sparse(GatheredCodec):
