@@ -8,7 +8,6 @@ another number of ranks gets only state whose sum over the ranks counts.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -100,14 +99,14 @@ def add_to_next_gradient(
         if name in parameters and residual.any():
             parameter = parameters[name]
             amount = torch.from_numpy(residual * ranks).view(parameter.shape)
-            _PendingResidual(parameter, amount.to(parameter.device, parameter.dtype))
+            _add_once(parameter, amount.to(parameter.device, parameter.dtype))
 
 
-class _PendingResidual:
-    def __init__(self, parameter: nn.Parameter, amount: torch.Tensor) -> None:
-        register: Callable[[Any], Any] = parameter.register_hook
-        self._hook = register(partial(self._add, amount))
+def _add_once(parameter: nn.Parameter, amount: torch.Tensor) -> None:
+    register: Callable[[Any], Any] = parameter.register_hook
 
-    def _add(self, amount: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-        self._hook.remove()
+    def add(gradient: torch.Tensor) -> torch.Tensor:
+        hook.remove()
         return gradient + amount
+
+    hook = register(add)

@@ -13,7 +13,8 @@ neither sums nor residuals have inf or nan in them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -63,7 +64,9 @@ class GradientSynchronizer(Synchronizer):
         self._exchange = exchange
         self._bucket_of = {name: b.index for b in layout.buckets for name in b.views}
         self._on = True
-        self._backward: _Backward | None = None
+        self._backward: AfterBackward | None = None  # including those nested in it
+        self._missing: dict[int, set[str]] = {}  # gradients by bucket
+        self._unsent: deque[FlatBucket] = deque()
         self._hooks = [
             after_gradient(p, partial(self._ready, name)) for name, p in parameters.items()
         ]
@@ -105,28 +108,30 @@ class GradientSynchronizer(Synchronizer):
     def repeat(self) -> None:
         """Average the present gradients, as at the end of a backward."""
         self._begin()
-        self._end(self._layout.buckets)
+        self._finish()
 
     def _ready(self, name: str, parameter: torch.Tensor) -> None:
         if not self._on:
             return
-        if self._backward is None or not self._backward.end.is_to_come():
+        if self._backward is None or not self._backward.is_to_come():
             self._drop()
             self._begin()
-            self._backward = _Backward(self._layout, AfterBackward(self._finish))
+            self._missing = {b.index: set(b.views) for b in self._layout.buckets}
+            self._backward = AfterBackward(self._finish)
         index = self._bucket_of[name]
-        if not self._backward.missing[index]:
+        if not self._missing[index]:
             raise RunError(
                 f"the gradient of {name} was ready twice in one backward",
                 "use a layer once in each checkpointed part, or checkpoint with "
                 "use_reentrant=False",
             )
-        self._backward.missing[index].discard(name)
-        while (bucket := self._backward.next_complete()) is not None:
-            self._send(bucket)
+        self._missing[index].discard(name)
+        while self._unsent and not self._missing[self._unsent[0].index]:
+            self._send(self._unsent.popleft())
 
     def _begin(self) -> None:
         self.bad = []
+        self._unsent = deque(self._layout.buckets)
         self._exchange.begin()
 
     def _drop(self) -> None:
@@ -166,23 +171,18 @@ class GradientSynchronizer(Synchronizer):
         return not bad
 
     def _finish(self) -> None:
-        """Send the remaining buckets at the end of backward, wait, and put the averages in
-        place."""
-        backward, self._backward = self._backward, None
-        assert backward is not None
-        self._end(backward.left())
-
-    def _end(self, left: Iterable[FlatBucket]) -> None:
-        if self._try_finish(left):
+        """Finish the exchange at the end of backward, and put the averages in place."""
+        self._backward = None
+        if self._try_finish():
             self._commit()
         else:
             self._on_interrupted()
 
-    def _try_finish(self, left: Iterable[FlatBucket]) -> bool:
-        """Send these buckets and wait; False if a rendezvous interrupts this."""
+    def _try_finish(self) -> bool:
+        """Send the remaining buckets and wait; False if a rendezvous interrupts this."""
         try:
-            for bucket in left:
-                self._send(bucket)
+            while self._unsent:
+                self._send(self._unsent.popleft())
             self._exchange.finish()
         except (Interrupted, StoreLost):
             return False
@@ -219,25 +219,6 @@ class GradientSynchronizer(Synchronizer):
                     parameter.grad.copy_(view)
                 if not self.is_good:
                     parameter.grad.fill_(nan)  # which a GradScaler detects, on every rank
-
-
-class _Backward:
-    """The progress of one backward, including those nested in it by reentrant checkpoints."""
-
-    def __init__(self, layout: Layout, end: AfterBackward) -> None:
-        self.end = end
-        self.missing = {b.index: set(b.views) for b in layout.buckets}
-        self._unsent = list(reversed(layout.buckets))
-
-    def next_complete(self) -> FlatBucket | None:
-        """The next bucket in order, if all of its gradients are ready."""
-        if self._unsent and not self.missing[self._unsent[-1].index]:
-            return self._unsent.pop()
-        return None
-
-    def left(self) -> Iterator[FlatBucket]:
-        while self._unsent:
-            yield self._unsent.pop()
 
 
 def layout_of(
