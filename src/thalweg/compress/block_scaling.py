@@ -16,8 +16,14 @@ import numpy as np
 from numpy.random import BitGenerator
 
 from thalweg.compress.bit_packing import packed_nbytes, packing
-from thalweg.compress.buffers import CODEC_CHUNK_ELEMENTS, pieces
-from thalweg.compress.codec import Array, Layout, ShardableCodec, raise_if_not_finite
+from thalweg.compress.codec import (
+    CODEC_CHUNK_ELEMENTS,
+    Array,
+    Layout,
+    ShardableCodec,
+    pieces,
+    raise_if_not_finite,
+)
 from thalweg.compress.compressor import Compressor, Payload, units
 from thalweg.compress.generators import ENCODE_PURPOSE, REDUCE_PURPOSE, random_bits
 from thalweg.errors import NotFinite
@@ -52,6 +58,7 @@ class Blocks(ShardableCodec):
         self._packing = packing(bits, block, self._at_once)
         self._unit = np.dtype([("levels", "u1", (packed_nbytes(bits, block),)), ("scale", "<f4")])
         self.unit_nbytes = self._unit.itemsize
+        self.nbytes = self.length // block * self.unit_nbytes
         self._block = block
         self._levels = np.float32((1 << (bits - 1)) - 1)
         self._largest_scale = np.nextafter(np.finfo(np.float32).max / self._levels, np.float32(0))
@@ -61,10 +68,6 @@ class Blocks(ShardableCodec):
     @abstractmethod
     def _rounded(self, x: Array, random: BitGenerator) -> Array:
         """Round to whole levels as int8; `x` may be overwritten."""
-
-    @property
-    def nbytes(self) -> int:
-        return self.length // self._block * self.unit_nbytes
 
     def encode(self, values: Array, payload: Array, step: int, rank: int, *, keep: bool) -> None:
         random = random_bits(self.segments, ENCODE_PURPOSE, step, rank)

@@ -7,8 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from thalweg.compress.buffers import aligned
-from thalweg.compress.codec import Array, Layout, SummableCodec, raise_if_not_finite
+from thalweg.compress.codec import Array, Layout, SummableCodec, aligned, raise_if_not_finite
 from thalweg.compress.compressor import WARMUP, Compressor, Payload
 from thalweg.errors import NotFinite
 from thalweg.facts import Tensor

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from thalweg.compress.codec import Array, CodecState, Layout
+from thalweg.compress.codec import Array, Layout
 from thalweg.compress.compressor import Payload
 from thalweg.compress.low_rank import LowRank, factorizer, factors, orthonormalise
 from thalweg.facts import Tensor
@@ -27,15 +27,12 @@ def sizes(tensors: Sequence[Tensor], step: int, rank: int) -> list[Payload]:
 class PowerSGD(LowRank):
     def __init__(self, *layout: *Layout, rank: int) -> None:
         super().__init__(*layout, rank=rank)
+        self.state = {"factor": self.right.by_name}
         self._new: Array | None = None
 
     def accumulate(self, gradient: Array, residual: Array) -> None:
         """Keep the gradient until P is computed from it."""
         self._new = gradient
-
-    @property
-    def state(self) -> CodecState:
-        return {"factor": self.right.by_name}
 
     def rounds(self, values: Array, out: Array, step: int, *, keep: bool) -> Iterator[Array]:
         self.right.normalise(step)

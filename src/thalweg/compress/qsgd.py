@@ -14,8 +14,7 @@ from numpy.random import BitGenerator
 
 from thalweg.compress.bit_packing import Rounding
 from thalweg.compress.block_scaling import Blocks, block_quantizer, sizes
-from thalweg.compress.buffers import CODEC_CHUNK_ELEMENTS
-from thalweg.compress.codec import Array, Layout
+from thalweg.compress.codec import CODEC_CHUNK_ELEMENTS, Array, Layout
 from thalweg.compress.compressor import WARMUP
 from thalweg.declarations import Parameter
 

@@ -20,8 +20,13 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from thalweg.compress.buffers import CODEC_CHUNK_ELEMENTS, pieces
-from thalweg.compress.codec import Array, CodecState, Layout, ShardableCodec
+from thalweg.compress.codec import (
+    CODEC_CHUNK_ELEMENTS,
+    Array,
+    Layout,
+    ShardableCodec,
+    pieces,
+)
 from thalweg.compress.compressor import WARMUP, Compressor, Payload, units
 from thalweg.compress.sign_bits import SIGN_WORD_ELEMENTS, Signs
 from thalweg.declarations import Parameter
@@ -134,31 +139,21 @@ class Sign(ShardableCodec):
         super().__init__(*layout)
         self._signs = Signs(self.segments, self.extents)
         self._counter = VoteCounter(VOTE_CHUNK_WORDS)
-        self._scales = np.zeros(len(self.segments), np.float32)
+        self.scales: Array = np.zeros(len(self.segments), np.float32)
+        self.nbytes = self.length // 8
         self._unvoted = np.zeros(self.length, np.float32)  # takes no memory until it is written
+        self.state = {"vote": {s.name: self._unvoted[s.place] for s in self.segments}}
         self._scratch = np.empty(CODEC_CHUNK_ELEMENTS, np.float32)
         self._vote = np.empty(CODEC_CHUNK_ELEMENTS // SIGN_WORD_ELEMENTS, np.uint64)
         self._keep, self._step = False, 0
 
-    @property
-    def nbytes(self) -> int:
-        return self.length // 8
-
-    @property
-    def scales(self) -> Array:
-        return self._scales
-
-    @property
-    def state(self) -> CodecState:
-        return {"vote": {segment.name: self._unvoted[segment.place] for segment in self.segments}}
-
     def encode(self, values: Array, payload: Array, step: int, rank: int, *, keep: bool) -> None:
         self._keep, self._step = keep, step
-        self._signs.encode(values, payload, self._scales)
+        self._signs.encode(values, payload, self.scales)
 
     def keep_residual(self, values: Array, ranks: int) -> None:
         if self._keep:
-            for segment, scale in zip(self.segments, self._scales, strict=True):
+            for segment, scale in zip(self.segments, self.scales, strict=True):
                 self._signs.subtract(values[segment.place], float(scale) / ranks)
 
     def reduce(
@@ -196,7 +191,7 @@ class Sign(ShardableCodec):
 
     def _parts(self, first: int, last: int) -> Iterator[tuple[float, int, int]]:
         """Pieces of the words from `first` to `last` that have one scale: it, begin and end."""
-        for scale, (start, stop) in zip(self._scales, self.extents, strict=True):
+        for scale, (start, stop) in zip(self.scales, self.extents, strict=True):
             begin = max(first, start // SIGN_WORD_ELEMENTS)
             end = min(last, stop // SIGN_WORD_ELEMENTS)
             for piece in pieces(begin, end, CODEC_CHUNK_ELEMENTS // SIGN_WORD_ELEMENTS):

@@ -12,8 +12,7 @@ from math import isfinite
 import numpy as np
 
 from thalweg.compress.arrangement import Segment
-from thalweg.compress.buffers import CODEC_CHUNK_ELEMENTS, pieces
-from thalweg.compress.codec import Array, raise_if_not_finite
+from thalweg.compress.codec import CODEC_CHUNK_ELEMENTS, Array, pieces, raise_if_not_finite
 
 SIGN_BIT = np.uint32(0x80000000)
 SIGN_WORD_ELEMENTS = 64  # one word of bits

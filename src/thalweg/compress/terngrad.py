@@ -15,8 +15,14 @@ import numpy as np
 
 from thalweg.compress.bit_packing import Rounding, WholeFractions
 from thalweg.compress.block_scaling import MIN_BLOCK_SCALE
-from thalweg.compress.buffers import CODEC_CHUNK_ELEMENTS, pieces
-from thalweg.compress.codec import Array, Layout, ScaledCodec, raise_if_not_finite
+from thalweg.compress.codec import (
+    CODEC_CHUNK_ELEMENTS,
+    Array,
+    Layout,
+    ScaledCodec,
+    pieces,
+    raise_if_not_finite,
+)
 from thalweg.compress.compressor import WARMUP, Compressor, Payload, units
 from thalweg.compress.generators import ENCODE_PURPOSE, random_bits
 from thalweg.facts import Tensor
