@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from thalweg.compress.codec import Array, Layout, ScaledCodec
 from thalweg.compress.compressor import WARMUP, Compressor, Payload, units
-from thalweg.compress.sign_bits import SIGN_WORD_ELEMENTS, Signs
+from thalweg.compress.sign import SIGN_WORD_ELEMENTS, Signs
 from thalweg.facts import Tensor
 
 
