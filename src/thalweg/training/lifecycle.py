@@ -34,11 +34,12 @@ from thalweg.training.compressor_state import CompressorState, add_to_next_gradi
 from thalweg.training.data.loader import RankLoader
 from thalweg.training.data.position import DataPosition
 from thalweg.training.exchanges.compressed import refuse_second_momentum
-from thalweg.training.exchanges.server import AsynchronousSynchronizer, Ledger
+from thalweg.training.exchanges.server import AsynchronousSynchronizer
 from thalweg.training.exchanges.tree import CodedSynchronizer, TreeExchange
-from thalweg.training.factory import PlanContext, trainable
+from thalweg.training.factory import synchronizer_of, trainable
 from thalweg.training.finite import BadGradients
 from thalweg.training.optimizer_state import optimizer_state_of_all
+from thalweg.training.plan_context import Ledger, PlanContext
 from thalweg.training.shutdown import Shutdown
 from thalweg.training.snapshot import Snapshot, Stateful
 from thalweg.training.synchronizer import Synchronizer
@@ -226,7 +227,7 @@ class RankSession:
         """Start the plan with this step."""
         self._refuse_what_does_not_suit(self.plan)
         self.data_position.start_checks()
-        self.synchronizer = self.context.synchronizer(self.model, self.optimizer, self.plan)
+        self.synchronizer = synchronizer_of(self.context, self.model, self.optimizer, self.plan)
         self.shutdown.is_spare = (
             waits_for_nobody(self.plan) and self.rank != self.checkpoint_writer()
         )

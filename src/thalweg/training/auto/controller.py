@@ -46,7 +46,7 @@ from thalweg.training.auto.policy import (
 )
 from thalweg.training.auto.request import allowed, plan_at_first, with_settings
 from thalweg.training.compression_overlap import OVERLAP_TRIAL_STEPS, OVERLAP_WARMUP_STEPS
-from thalweg.training.factory import PlanContext
+from thalweg.training.plan_context import PlanContext
 
 ADVICE_CHANGE = "advice"  # in the agreement
 PROFILED_STEPS = 8  # before the first advice

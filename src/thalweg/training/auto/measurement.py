@@ -21,7 +21,7 @@ from thalweg.probing.calibration import calibrate
 from thalweg.redundancy import waits_for_nobody
 from thalweg.schedules import Group
 from thalweg.training.auto.profile import Profile, ProfileResult, merged
-from thalweg.training.factory import PlanContext
+from thalweg.training.plan_context import PlanContext
 
 RUN_WORKLOAD_NAME = "this model"
 NO_COMPUTE_ASSUMPTION = "computing takes no time"

@@ -7,7 +7,7 @@ communication hook; with the plan `ddp` it is left unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,11 +19,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from thalweg.engine.collectives import RoundCounter
-from thalweg.engine.engine import Chain, Engine
+from thalweg.engine.engine import Chain
 from thalweg.errors import NotFinite, RunError
 from thalweg.facts import Size, Tensor
-from thalweg.members.membership import Membership
 from thalweg.plan import Plan, Settings
 from thalweg.schedules import Group
 from thalweg.training.backward_hooks import AfterBackward, Hook
@@ -39,6 +37,7 @@ from thalweg.training.exchanges.compressed import Compression
 from thalweg.training.exchanges.pending_reductions import PendingReductions
 from thalweg.training.exchanges.rounds import BucketRounds
 from thalweg.training.finite import is_finite, not_finite
+from thalweg.training.plan_context import PlanContext
 from thalweg.training.synchronizer import Synchronizer
 from thalweg.transports import Array
 
@@ -58,18 +57,14 @@ class GradBucket(Protocol):
     def parameters(self) -> list[torch.Tensor]: ...
 
 
-ReportBadGradients = Callable[[Sequence[str]], None]
-"""Called with the names of parameters whose gradient on this rank is not finite."""
-
-
-def _bad_in(bucket: GradBucket, names: Mapping[int, str], report: ReportBadGradients) -> list[str]:
+def _bad_in(bucket: GradBucket, names: Mapping[int, str], context: PlanContext) -> list[str]:
     """The parameters whose gradients are not finite; they are reported before anything is sent."""
     if is_finite(bucket.buffer()):
         return []
     pairs = zip(bucket.parameters(), bucket.gradients(), strict=True)
     bad = not_finite({names[id(parameter)]: gradient for parameter, gradient in pairs})
     if bad:
-        report(bad)
+        context.bad_gradients.report(bad)
     return bad
 
 
@@ -78,18 +73,10 @@ class NativeSynchronizer(Synchronizer):
     interrupted step calls `on_interrupted`, as with other plans; the members that are left continue
     without torch's process group, which can't lose a rank."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        plan: Plan,
-        membership: Membership | None,
-        on_interrupted: Callable[[], None],
-        report: ReportBadGradients,
-    ) -> None:
-        self._report = report
+    def __init__(self, context: PlanContext, model: nn.Module, plan: Plan) -> None:
+        membership = context.world.membership
+        self._context = context
         self._names = {id(p): name for name, p in model.named_parameters()}
-        self._membership = membership
-        self._on_interrupted = on_interrupted
         self._reductions: PendingReductions | None = None
         self._end: AfterBackward | None = None
         options: dict[str, Any] = {}
@@ -128,7 +115,7 @@ class NativeSynchronizer(Synchronizer):
         assert self._reductions is not None
         if self._end is None or not self._end.is_to_come():
             self._end = AfterBackward(self._finish_after_ddp)
-        _bad_in(bucket, self._names, self._report)
+        _bad_in(bucket, self._names, self._context)
         return self._reductions.start(bucket.buffer(), dist.get_world_size())
 
     def _finish_after_ddp(self) -> None:
@@ -136,7 +123,7 @@ class NativeSynchronizer(Synchronizer):
         AfterBackward(self._finish)
 
     def _finish(self) -> None:
-        reductions, membership = self._reductions, self._membership
+        reductions, membership = self._reductions, self._context.world.membership
         if reductions is None or membership is None or not reductions.broken:
             return
         # The backend doesn't tell which connection broke.
@@ -149,7 +136,7 @@ class NativeSynchronizer(Synchronizer):
                     "start the run again from its last checkpoint",
                 )
             sleep(EVICTION_POLL_SECONDS)
-        self._on_interrupted()
+        self._context.on_interrupted()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -185,22 +172,13 @@ class DdpSynchronizer(Synchronizer):
     `ddp`."""
 
     def __init__(
-        self,
-        model: DistributedDataParallel,
-        plan: Plan,
-        group: Group,
-        engine: Engine,
-        clock: RoundCounter,
-        report: ReportBadGradients,
-        *,
-        native: bool,
+        self, context: PlanContext, model: DistributedDataParallel, plan: Plan, *, native: bool
     ) -> None:
-        self._report = report
+        self._context = context
         self._model = model
         self._plan = plan
-        self._group = group
-        self._engine = engine
-        self._clock = clock
+        self._engine = context.engine
+        self._clock = context.clock
         self._compression = Compression.of(plan)
         self._names = {id(p): name for name, p in model.module.named_parameters()}
         self._exchanges: dict[int, _BucketExchange] = {}
@@ -251,9 +229,9 @@ class DdpSynchronizer(Synchronizer):
         step = self._clock.step
         rank_step = exchange.rounds.at(step)
         first = self._clock.claim(rank_step.numbers)
-        bad = _bad_in(bucket, self._names, self._report)
+        bad = _bad_in(bucket, self._names, self._context)
         for view, gradient in zip(exchange.views, bucket.gradients(), strict=True):
-            scaled_into(view, gradient, 1 / self._group.size)
+            scaled_into(view, gradient, 1 / self._context.group.size)
         work = exchange.rounds.work(exchange.bucket, rank_step.rounds, step, first)
         if bad and exchange.rounds.compressed:  # a compressor would keep them in its state
             work = _refused(NotFinite(bad, f" on rank {self._engine.rank} at step {step}"))
@@ -278,7 +256,7 @@ class DdpSynchronizer(Synchronizer):
         self._leave([index for index in self._exchanges if index >= bucket.index()])
         gradients = dict(zip(names, bucket.gradients(), strict=True))
         exchange = _BucketExchange(
-            gradients, bucket.buffer(), self._plan, self._group, self._engine.rank
+            gradients, bucket.buffer(), self._plan, self._context.group, self._engine.rank
         )
         self._exchanges[bucket.index()] = exchange
         restore_state(self._compressor_state, exchange.rounds.compressed.values())

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 
-from thalweg.engine.collectives import SEE_OUTPUT_REMEDY, Collectives, RoundCounter
-from thalweg.engine.engine import Chain, Engine, Task
+from thalweg.engine.collectives import SEE_OUTPUT_REMEDY, Collectives
+from thalweg.engine.engine import Chain, Task
 from thalweg.plan import Plan
 from thalweg.schedules import Group
 from thalweg.steps import warm_up
@@ -18,6 +18,7 @@ from thalweg.training.compiled_steps import CompiledSteps, RankRound, RankStep
 from thalweg.training.compression_overlap import Overlap, Timing
 from thalweg.training.compressor_state import CompressorState, state_views
 from thalweg.training.exchanges.compressed import CompressedBucket, Compression
+from thalweg.training.plan_context import PlanContext
 from thalweg.transports import Array
 
 
@@ -95,9 +96,8 @@ class BucketRounds:
 class RoundsExchange(Exchange):
     """The exchange by rounds."""
 
-    def __init__(
-        self, plan: Plan, group: Group, layout: Layout, engine: Engine, clock: RoundCounter
-    ) -> None:
+    def __init__(self, context: PlanContext, plan: Plan, layout: Layout) -> None:
+        group, engine, clock = context.group, context.engine, context.clock
         self.factor = 1 / group.size
         self._engine = engine
         self._clock = clock

@@ -15,9 +15,8 @@ then is sent again, and applied if it was not before.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from threading import Thread
 from time import monotonic, sleep
@@ -28,12 +27,13 @@ import torch
 from torch import nn
 
 from thalweg.errors import PeerLost, RunError
-from thalweg.facts import Size
 from thalweg.members.abort import AbortFlag
 from thalweg.members.world import World
+from thalweg.plan import Plan
 from thalweg.training.buckets import FlatBucket, Layout
 from thalweg.training.exchanges.rounds import Exchange
 from thalweg.training.exchanges.server_state import UNKNOWN_CLOCK, ParameterServer
+from thalweg.training.plan_context import Ledger, PlanContext
 from thalweg.training.sources.gradients import GradientSynchronizer, layout_of
 from thalweg.transports import Array
 from thalweg.transports.best_effort import BestEffortMessage, BestEffortTransport, MessageKind
@@ -46,20 +46,6 @@ CLIENTS_LEFT_POLL_SECONDS = 0.01
 log = logging.getLogger("thalweg")
 
 
-@dataclass(slots=True)
-class Ledger:
-    """The gradients in this rank's parameters: of each worker all up to a number. `own` is the
-    number of this rank's last gradient, which may be under way."""
-
-    applied: dict[int, int] = field(default_factory=dict)
-    own: int = 0
-
-    @property
-    def version(self) -> int:
-        """The number of gradients applied: higher for newer parameters."""
-        return sum(self.applied.values())
-
-
 class ServerLink(Protocol):
     """The connection to the server, on which messages may be lost."""
 
@@ -69,25 +55,21 @@ class ServerLink(Protocol):
 
 
 class AsynchronousSynchronizer(GradientSynchronizer):
-    """Synchronises gradients by the server on rank `root`. This rank has taken `steps` steps, and
-    so have the others, unless they come from a rendezvous."""
+    """Synchronises gradients by the server on one rank, the root. This rank has taken the clock's
+    steps, and so have the others, unless they come from a rendezvous."""
 
     def __init__(
         self,
+        context: PlanContext,
         parameters: Mapping[str, nn.Parameter],
         optimizer: torch.optim.Optimizer,
-        world: World,
-        abort_flag: AbortFlag,
-        *,
-        root: int,
-        staleness: int,
-        bucket: Size,
-        steps: int,
-        after_rendezvous: bool,
-        ledger: Ledger,
-        on_interrupted: Callable[[], None] = lambda: None,
+        plan: Plan,
     ) -> None:
-        layout = layout_of(parameters, bucket)
+        layout = layout_of(parameters, plan.settings.bucket)
+        steps, ledger, abort_flag = context.clock.step, context.ledger, context.abort_flag
+        world = context.world.namespace(f"server/{max(steps, context.first_step)}")
+        after_rendezvous = context.root is not None
+        root = context.checkpoint_writer(plan)
         self._optimizer = optimizer
         stepped = {id(p) for settings in optimizer.param_groups for p in settings["params"]}
         self._served = {name for name, p in parameters.items() if id(p) in stepped}
@@ -97,10 +79,11 @@ class AsynchronousSynchronizer(GradientSynchronizer):
         self._messages = world.best_effort_transport(4 * (1 + len(layout.buckets)))
         self._server: ServerThread | None = None
         if world.rank == root:
-            buffers = layout_of(parameters, bucket)
+            assert plan.cadence.staleness is not None
+            buffers = layout_of(parameters, plan.settings.bucket)
             clocks = dict.fromkeys(world.members, UNKNOWN_CLOCK if after_rendezvous else steps)
             server = ParameterServer(
-                parameters, optimizer, buffers, clocks, staleness, ledger.applied
+                parameters, optimizer, buffers, clocks, plan.cadence.staleness, ledger.applied
             )
             self._server = ServerThread(server, self._messages, abort_flag, world)
         self._requests = ServerExchange(
@@ -112,7 +95,7 @@ class AsynchronousSynchronizer(GradientSynchronizer):
             self._raise_if_aborted,
             world.timeout,
         )
-        super().__init__(parameters, layout, self._requests, on_interrupted)
+        super().__init__(context, parameters, layout, self._requests)
         try:
             self._find_root()
             if after_rendezvous:
@@ -178,6 +161,9 @@ class AsynchronousSynchronizer(GradientSynchronizer):
         if self._server is not None:
             self._server.close()
         self._messages.close()
+
+    def _report(self, names: Sequence[str]) -> None:
+        """No other rank skips its step."""
 
     def _commit(self) -> None:
         self.is_good = not self.bad

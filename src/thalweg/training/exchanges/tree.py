@@ -22,22 +22,20 @@ from thalweg.codes import Allocation
 from thalweg.compress import SummableCodec
 from thalweg.engine.arithmetic import Arithmetic
 from thalweg.engine.arrivals import Arrivals
-from thalweg.engine.collectives import RoundCounter
 from thalweg.engine.first_k_node import FirstKNode
 from thalweg.engine.tree_join import join_tree
 from thalweg.engine.tree_node import ElementType, Node, Piece
 from thalweg.engine.tree_relay import Relay
 from thalweg.errors import RunError
-from thalweg.members.abort import AbortFlag
 from thalweg.members.world import World
 from thalweg.plan import Plan
 from thalweg.redundancy import allocation_of, fastest, is_compensated
-from thalweg.schedules import Group, Schedule, check, coded_tree
+from thalweg.schedules import Schedule, check, coded_tree
 from thalweg.training.buckets import FlatBucket, Layout
-from thalweg.training.data.position import DataPosition
 from thalweg.training.exchanges.compressed import CompressedBucket, Compression
 from thalweg.training.exchanges.rounds import Exchange
 from thalweg.training.finite import is_finite, not_finite
+from thalweg.training.plan_context import PlanContext
 from thalweg.training.snapshot import Snapshot
 from thalweg.training.sources.gradients import GradientSynchronizer
 from thalweg.transports import Array
@@ -51,15 +49,14 @@ class CodedSynchronizer(GradientSynchronizer):
 
     def __init__(
         self,
+        context: PlanContext,
         parameters: Mapping[str, nn.Parameter],
         layout: Layout,
         tree: TreeExchange,
-        on_interrupted: Callable[[], None],
-        report: Callable[[Sequence[str]], None],
         largest: float,
     ) -> None:
         self.tree = tree
-        super().__init__(parameters, layout, tree, on_interrupted, report, largest)
+        super().__init__(context, parameters, layout, tree, largest)
 
     def abort(self) -> None:
         super().abort()
@@ -77,24 +74,14 @@ class CodedSynchronizer(GradientSynchronizer):
 
 
 class TreeExchange(Exchange):
-    """The exchange of buckets through a relay, and the place of this rank in the coded tree.
-    `data_position` tells whether the current batch belongs to the sum; `snapshot` is this rank's
-    state before the step."""
+    """The exchange of buckets through a relay, and the place of this rank in the coded tree."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        group: Group,
-        layout: Layout,
-        clock: RoundCounter,
-        world: World,
-        abort_flag: AbortFlag,
-        data_position: DataPosition,
-        snapshot: Callable[[], Snapshot],
-    ) -> None:
-        self.allocation = allocation_of(plan, group)
+    def __init__(self, context: PlanContext, plan: Plan, layout: Layout) -> None:
+        self._clock = context.clock
+        self._world = world = context.world.namespace(f"tree/{context.clock.step}")
+        self.allocation = allocation_of(plan, context.group)
         self.presence = float(self.allocation.cell_weights(world.rank).sum())
-        self.data_position = data_position
+        self.data_position = context.data_position  # if the current batch belongs to the sum
         # The steps whose sum was scaled up from a part of the data, and the size of that part.
         self.approximate: dict[int, float] = {}
         # This rank continued without a result: its state is no other rank's until it loads one.
@@ -102,12 +89,8 @@ class TreeExchange(Exchange):
         self._waits = _beyond(plan) == "wait"  # if more ranks are absent than the code tolerates
         self._layout = layout
         self._vectors = SummedVectors(layout, Compression.of(plan), world.rank)
-        self._relay = _open(
-            plan, group, self.allocation, self._vectors, world, abort_flag, clock.step
-        )
-        self._clock = clock
-        self._world = world
-        self._snapshot = snapshot
+        self._relay = _open(context, plan, world, self.allocation, self._vectors)
+        self._snapshot = context.snapshot
         self._begun = -1  # the last step with a contribution
         self._last = -1  # the last step with a result
 
@@ -292,14 +275,10 @@ class SummedVectors:
 
 
 def _open(
-    plan: Plan,
-    group: Group,
-    allocation: Allocation,
-    vectors: SummedVectors,
-    world: World,
-    abort_flag: AbortFlag,
-    first: int,
+    context: PlanContext, plan: Plan, world: World, allocation: Allocation, vectors: SummedVectors
 ) -> Relay:
+    group = context.group
+
     @cache
     def schedule(elements: int, itemsize: int) -> Schedule:
         built = coded_tree(group, elements, itemsize, allocation)
@@ -311,14 +290,14 @@ def _open(
         make = partial(FirstKNode, k=fastest(plan, group.size))
     return join_tree(
         world,
-        abort_flag,
+        context.abort_flag,
         allocation,
         [schedule(len(vector), vector.itemsize) for vector in vectors.all],
         vectors.types,
         timeout=world.timeout,
         beyond=_beyond(plan),
         make=make,
-        first=first,
+        first=context.clock.step,
     )
 
 

@@ -14,7 +14,7 @@ neither sums nor residuals have inf or nan in them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -32,6 +32,7 @@ from thalweg.training.compression_overlap import Timing
 from thalweg.training.compressor_state import CompressorState, restore_state, state_views
 from thalweg.training.exchanges.rounds import Exchange
 from thalweg.training.finite import is_finite, not_finite
+from thalweg.training.plan_context import PlanContext
 from thalweg.training.synchronizer import Synchronizer
 from thalweg.transports import Array
 
@@ -39,26 +40,24 @@ PARTICIPATION_FLAGS = "thalweg: who took part"  # no parameter can have this nam
 
 
 class GradientSynchronizer(Synchronizer):
-    """Averages gradients. `layout` is that of `layout_of` for these parameters. `on_interrupted` is
-    called at the end of a backward that a rendezvous interrupts. `report` is called with the names
-    of parameters whose gradient on this rank is not finite, or has an element beyond `largest`,
-    before it is sent. After a backward `is_good` is False if the averages can't be used (all of
-    them are nan), and `bad` has the parameters at fault on this rank."""
+    """Averages gradients. `layout` is that of `layout_of` for these parameters. A rendezvous that
+    interrupts a backward is reported at its end. Parameters whose gradient on this rank is not
+    finite, or has an element beyond `largest`, are reported before it is sent. After a backward
+    `is_good` is False if the averages can't be used (all of them are nan), and `bad` has the
+    parameters at fault on this rank."""
 
     def __init__(
         self,
+        context: PlanContext,
         parameters: Mapping[str, nn.Parameter],
         layout: Layout,
         exchange: Exchange,
-        on_interrupted: Callable[[], None],
-        report: Callable[[Sequence[str]], None] = lambda names: None,
         largest: float = inf,
     ) -> None:
         self.is_good = True
         self.bad: list[str] = []
-        self._report = report
+        self._context = context
         self._largest = largest
-        self._on_interrupted = on_interrupted
         self._parameters = parameters
         self._layout = layout
         self._exchange = exchange
@@ -170,13 +169,17 @@ class GradientSynchronizer(Synchronizer):
             bucket.views[PARTICIPATION_FLAGS][-1] = presence
         return not bad
 
+    def _report(self, names: Sequence[str]) -> None:
+        """Report parameters at fault to the other ranks, before the gradients are sent."""
+        self._context.bad_gradients.report(names)
+
     def _finish(self) -> None:
         """Finish the exchange at the end of backward, and put the averages in place."""
         self._backward = None
         if self._try_finish():
             self._commit()
         else:
-            self._on_interrupted()
+            self._context.on_interrupted()
 
     def _try_finish(self) -> bool:
         """Send the remaining buckets and wait; False if a rendezvous interrupts this."""

@@ -9,25 +9,25 @@ all ranks stays the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from time import monotonic
 
 import torch
+from torch import nn
 
 from thalweg.engine.arithmetic import as_array
-from thalweg.engine.collectives import RoundCounter
-from thalweg.engine.engine import Engine
 from thalweg.errors import Interrupted, StoreLost
-from thalweg.plan import Plan
-from thalweg.schedules import ContendedLinks, Group
+from thalweg.plan import Plan, What
+from thalweg.schedules import ContendedLinks
 from thalweg.training.buckets import FlatBucket, Layout, scaled_into
 from thalweg.training.compiled_steps import RankRound
 from thalweg.training.contention_monitor import ContentionMonitor
 from thalweg.training.exchanges.compressed import Compression
 from thalweg.training.exchanges.rounds import BucketRounds
-from thalweg.training.optimizer_state import never_negative
+from thalweg.training.optimizer_state import averaged_tensors, never_negative
+from thalweg.training.plan_context import PlanContext
 from thalweg.training.synchronizer import Synchronizer
 
 Tensors = Mapping[str, torch.Tensor]
@@ -44,32 +44,28 @@ class _PendingAverage:
 
 
 class ParameterSynchronizer(Synchronizer):
-    """Averages parameters. `tensors` is called with a step after the first one, as an optimizer has
-    no state before. `make_monitor` makes the monitor that adjusts the groups, in plans that have
-    several. No rank averages before `first_step`. A rendezvous calls `on_interrupted`, and each
-    rank keeps its parameters."""
+    """Averages parameters; the tensors are known after the first step only, as an optimizer has no
+    state before. No rank averages before the context's first step. After a rendezvous each rank
+    keeps its parameters."""
 
     def __init__(
         self,
-        tensors: Callable[[int], Tensors],
+        context: PlanContext,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
         plan: Plan,
-        group: Group,
-        engine: Engine,
-        clock: RoundCounter,
-        make_monitor: Callable[[Group, int], ContentionMonitor] | None = None,
-        *,
-        first_step: int = 0,
-        on_interrupted: Callable[[], None] = lambda: None,
     ) -> None:
         self.tensors: Tensors = {}  # the averaged tensors
-        self._first_step = first_step
-        self._on_interrupted = on_interrupted
-        self._get_tensors = tensors
+        # True if the groups follow the contended links
+        self.adjusts = bool(plan.topology.arguments.get("adjust")) and context.group.size > 1
+        self._context = context
+        self._model = model
+        self._optimizer = optimizer if plan.what is What.EVERYTHING else None
         self._plan = plan
-        self._group = group
-        self._engine = engine
-        self._clock = clock
-        self._make_monitor = make_monitor
+        self._group = context.group
+        self._engine = context.engine
+        self._clock = context.clock
+        self._world = context.world.namespace(f"groups/{context.clock.step}")
         self._under_way: list[_PendingAverage] = []
         self._sent: dict[str, torch.Tensor] = {}
         self._over = monotonic()  # the end of the last step's exchange
@@ -77,8 +73,8 @@ class ParameterSynchronizer(Synchronizer):
         self._monitor: ContentionMonitor | None = None
 
     def after_step(self) -> None:
-        if self._clock.step >= self._first_step and not self._try_synchronize():
-            self._on_interrupted()
+        if self._clock.step >= self._context.first_step and not self._try_synchronize():
+            self._context.on_interrupted()
 
     def _try_synchronize(self) -> bool:
         try:
@@ -131,11 +127,6 @@ class ParameterSynchronizer(Synchronizer):
         self.wait_and_apply()
         self._rounds = None
 
-    @property
-    def adjusts(self) -> bool:
-        """True if the groups follow the contended links."""
-        return self._make_monitor is not None
-
     def adopt(self, contention: ContendedLinks) -> None:
         """Use the group table for these contended links from this step on."""
         self.wait_and_apply()
@@ -149,7 +140,10 @@ class ParameterSynchronizer(Synchronizer):
     def _ready(self) -> BucketRounds:
         """The rounds of the buckets, which are laid out in the first step that averages."""
         if self._rounds is None:
-            self.tensors = self._get_tensors(self._clock.step)
+            context, step = self._context, self._clock.step
+            self.tensors = averaged_tensors(
+                self._model, self._optimizer, self._world, context.abort_flag, step
+            )
             layout = Layout.of(
                 self.tensors,
                 self._plan.settings.bucket,
@@ -157,8 +151,14 @@ class ParameterSynchronizer(Synchronizer):
                 in_float32=True,
             )
             self._rounds = BucketRounds(self._plan, self._group, layout, self._engine.rank)
-            if self._make_monitor is not None:
-                self._monitor = self._make_monitor(self._group, layout.workload.nbytes)
+            if self.adjusts:
+                self._monitor = ContentionMonitor(
+                    self._group,
+                    self._world,
+                    context.agreement,
+                    self._engine.arrivals,
+                    layout.workload.nbytes,
+                )
         return self._rounds
 
     def _fill(self, bucket: FlatBucket, factor: float, *, keep: bool) -> None:
