@@ -17,7 +17,7 @@ from thalweg.training.exchanges.compressed import Compression
 from thalweg.training.exchanges.native import DdpSynchronizer, NativeSynchronizer
 from thalweg.training.exchanges.rounds import RoundsExchange
 from thalweg.training.exchanges.server import AsynchronousSynchronizer
-from thalweg.training.exchanges.tree import CodedSynchronizer, TreeExchange
+from thalweg.training.exchanges.tree import TreeExchange
 from thalweg.training.plan_context import RUNNING_PLAN_KEY, PlanContext
 from thalweg.training.sources.gradients import GradientSynchronizer, layout_of
 from thalweg.training.sources.parameters import ParameterSynchronizer, TwoLevelSynchronizer
@@ -47,10 +47,7 @@ def synchronizer_of(
         return AsynchronousSynchronizer(context, parameters, optimizer, plan)
     compression = Compression.of(plan)
     layout = layout_of(parameters, plan.settings.bucket, compression.arrange)
-    if is_relayed(plan):
-        tree = TreeExchange(context, plan, layout)
-        return CodedSynchronizer(context, parameters, layout, tree, compression.largest)
-    exchange = RoundsExchange(context, plan, layout)
+    exchange = (TreeExchange if is_relayed(plan) else RoundsExchange)(context, plan, layout)
     return GradientSynchronizer(context, parameters, layout, exchange, compression.largest)
 
 

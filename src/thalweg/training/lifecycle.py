@@ -35,7 +35,7 @@ from thalweg.training.data.loader import RankLoader
 from thalweg.training.data.position import DataPosition
 from thalweg.training.exchanges.compressed import refuse_second_momentum
 from thalweg.training.exchanges.server import AsynchronousSynchronizer
-from thalweg.training.exchanges.tree import CodedSynchronizer, TreeExchange
+from thalweg.training.exchanges.tree import TreeExchange
 from thalweg.training.factory import synchronizer_of, trainable
 from thalweg.training.finite import BadGradients
 from thalweg.training.optimizer_state import optimizer_state_of_all
@@ -115,7 +115,8 @@ class RankSession:
     @property
     def tree(self) -> TreeExchange | None:
         """The place of this rank in a coded tree; None under other plans."""
-        return self.synchronizer.tree if isinstance(self.synchronizer, CodedSynchronizer) else None
+        exchange = self.synchronizer.exchange if self.synchronizer is not None else None
+        return exchange if isinstance(exchange, TreeExchange) else None
 
     @property
     def replicas_differ(self) -> bool:

@@ -221,7 +221,7 @@ class Run:
         """The time of backward, exposed communication and compression in the last steps of this
         rank. Empty under plans without common steps, and under those that average parameters."""
         synchronizer = self._session.synchronizer
-        return synchronizer.timings if synchronizer is not None else ()
+        return synchronizer.exchange.timings if synchronizer is not None else ()
 
     @property
     def catching_up(self) -> bool:

@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 
-from thalweg.training.compression_overlap import Timing
-from thalweg.training.compressor_state import RESIDUAL, CompressorState
+from thalweg.training.compressor_state import CompressorState, restore_state, state_views
+from thalweg.training.exchanges.rounds import Exchange
 from thalweg.transports import Array
 
 
 class Synchronizer:
-    """Synchronises the replicas of a model under a plan."""
+    """Synchronises the replicas of a model under a plan; `exchange` transfers its gradients, unless
+    it does that itself."""
+
+    exchange = Exchange()
 
     @property
     def compressor_state(self) -> CompressorState:
         """The state that the compressor keeps from step to step."""
-        return {}
+        return state_views(self.exchange.compressed)
 
     @property
     def compressor_state_before(self) -> CompressorState:
         """The compressor state before the current step, for the case that it is interrupted."""
-        return {}
+        return self.exchange.compressor_state_before
 
     def load_compressor_state(self, state: CompressorState) -> Mapping[str, Array]:
         """Continue with another compressor's state; returns the residuals that can't be held
         here."""
-        return state.get(RESIDUAL, {})
-
-    @property
-    def timings(self) -> Sequence[Timing]:
-        """The times of the last steps on this rank, if the plan has common steps."""
-        return ()
+        return restore_state(state, self.exchange.compressed)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Inside, backward accumulates gradients without averaging them."""

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
+
+import torch
 
 from thalweg.engine.collectives import SEE_OUTPUT_REMEDY, Collectives
 from thalweg.engine.engine import Chain, Task
@@ -49,6 +52,13 @@ class Exchange:
     def restore_state(self) -> None:
         """Restore the compressor state from before the step, which is skipped."""
 
+    def is_good(self, flags: torch.Tensor) -> bool:
+        """True if the plan's result, with these flags, is finite."""
+        return not flags[-1]
+
+    def close(self) -> None:
+        """Free the memory; the exchange isn't used any more."""
+
     @property
     def compressed(self) -> Collection[CompressedBucket]:
         """The buckets with compressor state."""
@@ -79,6 +89,11 @@ class BucketRounds:
     def set_group(self, group: Group) -> None:
         """Use the rounds of this group from now on."""
         self._steps = CompiledSteps(self._plan, group, self.layout.workload, self._rank)
+
+    def release(self) -> None:
+        """Free the memory of the buckets."""
+        self.layout = replace(self.layout, buckets=())
+        self.compressed = {}
 
     def at(self, step: int) -> RankStep:
         return self._steps.at(step)
@@ -166,6 +181,10 @@ class RoundsExchange(Exchange):
         for kind, arrays in state_views(self.compressed).items():
             for name, array in arrays.items():
                 array[:] = self._before[kind][name]
+
+    def close(self) -> None:
+        self._sent, self._buffered_chains, self._before = [], [], {}
+        self._rounds.release()
 
     def _wait(self) -> None:
         sent, self._sent = self._sent, []

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache, partial
 from time import monotonic, sleep
 
 import numpy as np
 import torch
-from torch import nn
 
 from thalweg.codes import Allocation
 from thalweg.compress import SummableCodec
@@ -37,40 +37,10 @@ from thalweg.training.exchanges.rounds import Exchange
 from thalweg.training.finite import is_finite, not_finite
 from thalweg.training.plan_context import PlanContext
 from thalweg.training.snapshot import Snapshot
-from thalweg.training.sources.gradients import GradientSynchronizer
 from thalweg.transports import Array
 
 DRAIN_POLL_SECONDS = 0.01
 TREE_EVICTION_SECONDS = 20.0  # of absence, after which the tree is rebuilt without that rank
-
-
-class CodedSynchronizer(GradientSynchronizer):
-    """Synchronises gradients by a coded tree, `tree`."""
-
-    def __init__(
-        self,
-        context: PlanContext,
-        parameters: Mapping[str, nn.Parameter],
-        layout: Layout,
-        tree: TreeExchange,
-        largest: float,
-    ) -> None:
-        self.tree = tree
-        super().__init__(context, parameters, layout, tree, largest)
-
-    def abort(self) -> None:
-        super().abort()
-        self.tree.close()
-
-    def _is_good(self) -> bool:
-        """True if the result is finite. It is the same on all ranks, whichever answers it was
-        decoded from."""
-        flats = {str(bucket.index): bucket.flat for bucket in self._layout.buckets}
-        return all(map(is_finite, flats.values())) or not not_finite(flats)
-
-    def _ready(self, name: str, parameter: torch.Tensor) -> None:
-        self.tree.data_position.computed = True
-        super()._ready(name, parameter)
 
 
 class TreeExchange(Exchange):
@@ -81,7 +51,7 @@ class TreeExchange(Exchange):
         self._world = world = context.world.namespace(f"tree/{context.clock.step}")
         self.allocation = allocation_of(plan, context.group)
         self.presence = float(self.allocation.cell_weights(world.rank).sum())
-        self.data_position = context.data_position  # if the current batch belongs to the sum
+        self._data_position = context.data_position
         # The steps whose sum was scaled up from a part of the data, and the size of that part.
         self.approximate: dict[int, float] = {}
         # This rank continued without a result: its state is no other rank's until it loads one.
@@ -155,6 +125,7 @@ class TreeExchange(Exchange):
         return self._relay.is_closed
 
     def close(self) -> None:
+        self._layout = replace(self._layout, buckets=())
         self._relay.close()
 
     def _is_through(self, rank: int) -> bool:
@@ -164,7 +135,7 @@ class TreeExchange(Exchange):
 
     @property
     def is_awaited(self) -> bool:
-        return self.data_position.counts
+        return self._data_position.counts
 
     def begin(self) -> None:
         if self._last == self._clock.step:
@@ -172,8 +143,8 @@ class TreeExchange(Exchange):
                 "two backwards in one step: a code would add the sums of the first again",
                 "wrap all but the last in run.no_sync(), and don't use reentrant checkpoints",
             )
-        self.data_position.refuse_second_step()
-        self.data_position.refuse_skipped_batch()
+        self._data_position.refuse_second_step()
+        self._data_position.refuse_skipped_batch()
 
     def send(self, bucket: FlatBucket, *, is_finite: bool) -> None:
         step = self._clock.step
@@ -198,6 +169,12 @@ class TreeExchange(Exchange):
         for piece, array in zip(self._relay.pieces, results.arrays, strict=True):
             self._vectors.all[piece.round][piece.start : piece.stop] = array
         self._vectors.finish(step)
+
+    def is_good(self, flags: torch.Tensor) -> bool:
+        """True if the result is finite. It is the same on all ranks, whichever answers it was
+        decoded from."""
+        flats = {str(bucket.index): bucket.flat for bucket in self._layout.buckets}
+        return all(map(is_finite, flats.values())) or not not_finite(flats)
 
     def drop(self) -> None:
         """Nothing has to be waited for, as copies are sent. But a contribution can't be

@@ -28,13 +28,10 @@ from thalweg.errors import Interrupted, RunError, StoreLost
 from thalweg.facts import Size
 from thalweg.training.backward_hooks import AfterBackward, after_gradient
 from thalweg.training.buckets import Arrange, FlatBucket, Layout, scaled_into
-from thalweg.training.compression_overlap import Timing
-from thalweg.training.compressor_state import CompressorState, restore_state, state_views
 from thalweg.training.exchanges.rounds import Exchange
 from thalweg.training.finite import is_finite, not_finite
 from thalweg.training.plan_context import PlanContext
 from thalweg.training.synchronizer import Synchronizer
-from thalweg.transports import Array
 
 PARTICIPATION_FLAGS = "thalweg: who took part"  # no parameter can have this name
 
@@ -60,7 +57,7 @@ class GradientSynchronizer(Synchronizer):
         self._largest = largest
         self._parameters = parameters
         self._layout = layout
-        self._exchange = exchange
+        self.exchange = exchange
         self._bucket_of = {name: b.index for b in layout.buckets for name in b.views}
         self._on = True
         self._backward: AfterBackward | None = None  # including those nested in it
@@ -78,21 +75,6 @@ class GradientSynchronizer(Synchronizer):
         finally:
             self._on = was
 
-    @property
-    def compressor_state(self) -> CompressorState:
-        return state_views(self._exchange.compressed)
-
-    @property
-    def compressor_state_before(self) -> CompressorState:
-        return self._exchange.compressor_state_before
-
-    @property
-    def timings(self) -> Sequence[Timing]:
-        return self._exchange.timings
-
-    def load_compressor_state(self, state: CompressorState) -> Mapping[str, Array]:
-        return restore_state(state, self._exchange.compressed)
-
     def detach(self) -> None:
         for hook in self._hooks:
             hook.remove()
@@ -101,7 +83,7 @@ class GradientSynchronizer(Synchronizer):
     def abort(self) -> None:
         for hook in self._hooks:
             hook.remove()
-        self._exchange = Exchange()  # frees the buffers, and so does the layout
+        self.exchange.close()  # frees its buffers, and so does the layout
         self._layout = replace(self._layout, buckets=())
 
     def repeat(self) -> None:
@@ -131,23 +113,23 @@ class GradientSynchronizer(Synchronizer):
     def _begin(self) -> None:
         self.bad = []
         self._unsent = deque(self._layout.buckets)
-        self._exchange.begin()
+        self.exchange.begin()
 
     def _drop(self) -> None:
         """Discard a failed backward, once the buckets that were sent are free again."""
         failed, self._backward = self._backward, None
         if failed is not None:
-            self._exchange.drop()
+            self.exchange.drop()
 
     def _send(self, bucket: FlatBucket) -> None:
-        if self._exchange.is_awaited:
-            self._exchange.send(bucket, is_finite=self._fill(bucket))
+        if self.exchange.is_awaited:
+            self.exchange.send(bucket, is_finite=self._fill(bucket))
 
     @torch.no_grad()
     def _fill(self, bucket: FlatBucket) -> bool:
         """Write the gradients into the bucket. False if some are not finite: those are zero in the
         bucket."""
-        factor, presence = self._exchange.factor, self._exchange.presence
+        factor, presence = self.exchange.factor, self.exchange.presence
         for name, view in bucket.views.items():
             if name == PARTICIPATION_FLAGS:
                 took_part = [p.grad is not None for p in self._parameters.values()]
@@ -186,14 +168,10 @@ class GradientSynchronizer(Synchronizer):
         try:
             while self._unsent:
                 self._send(self._unsent.popleft())
-            self._exchange.finish()
+            self.exchange.finish()
         except (Interrupted, StoreLost):
             return False
         return True
-
-    def _is_good(self) -> bool:
-        """True if no rank has found a gradient that is not finite."""
-        return not self._flags[-1]
 
     @property
     def _flags(self) -> torch.Tensor:
@@ -203,9 +181,9 @@ class GradientSynchronizer(Synchronizer):
     @torch.no_grad()
     def _commit(self) -> None:
         took_part = dict(zip(self._parameters, (self._flags != 0)[:-1].tolist(), strict=True))
-        self.is_good = self._is_good()
+        self.is_good = self.exchange.is_good(self._flags)
         if not self.is_good:
-            self._exchange.restore_state()
+            self.exchange.restore_state()
         for bucket in self._layout.buckets:
             if not self.is_good:
                 bucket.flat.zero_()  # also between the views, where codecs need zeros
