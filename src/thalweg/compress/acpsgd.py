@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from thalweg.compress.codec import Array, Layout
 from thalweg.compress.compressor import Payload
-from thalweg.compress.low_rank import LowRank, factorizer, factors, orthonormalise
+from thalweg.compress.powersgd import LowRank, factorizer, factors, orthonormalise
 from thalweg.facts import Tensor
 
 

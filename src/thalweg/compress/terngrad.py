@@ -14,7 +14,6 @@ from math import isfinite, sqrt
 import numpy as np
 
 from thalweg.compress.bit_packing import Rounding, WholeFractions
-from thalweg.compress.block_scaling import MIN_BLOCK_SCALE
 from thalweg.compress.codec import (
     CODEC_CHUNK_ELEMENTS,
     Array,
@@ -25,6 +24,7 @@ from thalweg.compress.codec import (
 )
 from thalweg.compress.compressor import WARMUP, Compressor, Payload, units
 from thalweg.compress.generators import ENCODE_PURPOSE, random_bits
+from thalweg.compress.int8 import MIN_BLOCK_SCALE
 from thalweg.facts import Tensor
 
 CLIP_DEVIATIONS = 2.5  # standard deviations

@@ -7,10 +7,11 @@ communication hook; with the plan `ddp` it is left unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
+from threading import Event, Lock, Thread
 from time import monotonic, sleep
 from typing import Any, Protocol
 
@@ -34,7 +35,6 @@ from thalweg.training.compressor_state import (
     summable_state,
 )
 from thalweg.training.exchanges.compressed import Compression
-from thalweg.training.exchanges.pending_reductions import PendingReductions
 from thalweg.training.exchanges.rounds import BucketRounds
 from thalweg.training.finite import is_finite, not_finite
 from thalweg.training.plan_context import PlanContext
@@ -43,6 +43,8 @@ from thalweg.transports import Array
 
 EVICTION_WAIT_SECONDS = 30.0  # for the failed rank to be detected
 EVICTION_POLL_SECONDS = 0.02
+REDUCTION_POLL_SECONDS = 0.1
+Reduced = torch.futures.Future[Any]
 
 
 class GradBucket(Protocol):
@@ -66,6 +68,68 @@ def _bad_in(bucket: GradBucket, names: Mapping[int, str], context: PlanContext) 
     if bad:
         context.bad_gradients.report(bad)
     return bad
+
+
+class PendingReductions:
+    """Torch's own all-reduces under way, which a rendezvous can interrupt: `gives_up` is polled,
+    and True aborts them.
+
+    Gloo raises if a peer dies, and waits for its timeout if one hangs. Neither reaches DDP here: an
+    all-reduce that fails, or is aborted, looks as if it had completed, and `broken` holds the
+    reason. Its buffer is undefined then, and Gloo may still write into it.
+    """
+
+    def __init__(self, gives_up: Callable[[], bool]) -> None:
+        self.broken = ""  # the reason of the first failure
+        self._gives_up = gives_up
+        self._under_way: dict[Reduced, torch.Tensor] = {}
+        self._lock = Lock()
+        self._closed = Event()
+        Thread(target=self._watch, name="thalweg-reductions", daemon=True).start()
+
+    def start(self, buffer: torch.Tensor, ranks: int) -> Reduced:
+        """Start the mean all-reduce of a buffer, in place."""
+        result: Reduced = torch.futures.Future()
+        with self._lock:
+            self._under_way[result] = buffer
+        try:
+            buffer.mul_(1 / ranks)
+            work = dist.all_reduce(buffer, async_op=True)
+            assert work is not None
+            work.get_future().add_done_callback(lambda done: self._done(result, done))
+        except RuntimeError as error:  # torch's DistError is one
+            self._end(result, _reason(error))
+        return result
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def _done(self, result: Reduced, done: torch.futures.Future[Any]) -> None:
+        try:
+            done.value()
+        except RuntimeError as error:
+            self._end(result, _reason(error))
+        else:
+            self._end(result)
+
+    def _end(self, result: Reduced, reason: str = "") -> None:
+        with self._lock:
+            buffer = self._under_way.pop(result, None)
+            self.broken = self.broken or reason
+        if buffer is not None:
+            result.set_result(buffer)
+
+    def _watch(self) -> None:
+        while not self._closed.wait(REDUCTION_POLL_SECONDS):
+            if self._under_way and self._gives_up():
+                with self._lock:
+                    aborted = list(self._under_way)
+                for result in aborted:
+                    self._end(result, "aborted by a rendezvous")
+
+
+def _reason(error: RuntimeError) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 class NativeSynchronizer(Synchronizer):
