@@ -13,11 +13,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from threading import Event, Lock, Thread
 from time import monotonic, sleep
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from thalweg.engine.engine import Chain
@@ -45,18 +46,6 @@ EVICTION_WAIT_SECONDS = 30.0  # for the failed rank to be detected
 EVICTION_POLL_SECONDS = 0.02
 REDUCTION_POLL_SECONDS = 0.1
 Reduced = torch.futures.Future[Any]
-
-
-class GradBucket(Protocol):
-    """The part of torch's GradBucket that is used here."""
-
-    def index(self) -> int: ...
-
-    def buffer(self) -> torch.Tensor: ...
-
-    def gradients(self) -> list[torch.Tensor]: ...
-
-    def parameters(self) -> list[torch.Tensor]: ...
 
 
 def _bad_in(bucket: GradBucket, names: Mapping[int, str], context: PlanContext) -> list[str]:
