@@ -63,18 +63,14 @@ class Signs:
             total = 0.0
             for begin, end in pieces(*self._extents[number]):
                 piece = values[begin:end]
-                total += self._magnitude(piece)
+                magnitudes = np.abs(piece, out=self._scratch[: len(piece)])
+                with np.errstate(over="ignore"):  # too large a sum for a float32 is infinite
+                    total += float(np.dot(magnitudes, self._ones[: len(piece)]))
                 self.pack(piece, packed[begin // 8 : end // 8])
             if not isfinite(total):
                 raise_if_not_finite(self._segments, values)
                 total = float(np.abs(values[segment.place]).sum(dtype=np.float64))
             means[number] = total / segment.elements
-
-    def _magnitude(self, piece: Array) -> float:
-        """The sum of magnitudes; infinite if it is too large for a float32."""
-        magnitudes = np.abs(piece, out=self._scratch[: len(piece)])
-        with np.errstate(over="ignore"):
-            return float(np.dot(magnitudes, self._ones[: len(piece)]))
 
     def pack(self, values: Array, packed: Array) -> None:
         """Pack the signs of at most CODEC_CHUNK_ELEMENTS elements."""

@@ -305,15 +305,13 @@ class ContentionPolicy:
             cooldown = self._cooldown.get(name, COOLDOWN_STEPS) if name in adopted else 0
             rested = step - self._since >= cooldown
             window, before = new.get(name, 1), old.get(name, 1)
-            if window < before and not (rested and self._has_recovered(name, window, kind)):
+            # As fast as the others; or fast enough for a shorter window.
+            recovered = window > 1 or kind.worst(name) >= RECOVERED_RATE_RATIO * kind.median()
+            if window < before and not (rested and recovered):
                 window = before
             if window > 1:
                 settled[name] = window
         return tuple(sorted(settled.items()))
-
-    def _has_recovered(self, name: str, window: int, kind: DirectionRates) -> bool:
-        """True if the link is as fast as the others; or fast enough for a shorter window."""
-        return window > 1 or kind.worst(name) >= RECOVERED_RATE_RATIO * kind.median()
 
     def _reason(self, wanted: ContendedLinks) -> str:
         reasons = []

@@ -166,7 +166,7 @@ class Run:
     def arrivals(self) -> Arrivals:
         """The times at which this rank and its peers arrived at each bucket of the last steps."""
         tree = self._session.tree
-        return self._session.engine.arrivals if tree is None else tree.arrivals
+        return self._session.engine.arrivals if tree is None else tree.relay.arrivals
 
     @property
     def late(self) -> Sequence[Straggler]:
@@ -221,7 +221,7 @@ class Run:
         """The time of backward, exposed communication and compression in the last steps of this
         rank. Empty under plans without common steps, and under those that average parameters."""
         synchronizer = self._session.synchronizer
-        return synchronizer.exchange.timings if synchronizer is not None else ()
+        return tuple(synchronizer.exchange.timings) if synchronizer is not None else ()
 
     @property
     def catching_up(self) -> bool:
@@ -249,7 +249,7 @@ class Run:
 
     def _is_over(self) -> IsOver:
         step, tree = self.step, self._session.tree
-        return lambda number: tree is not None and tree.has(step + number)
+        return lambda number: tree is not None and tree.relay.has(step + number)
 
     def mean(self, losses: torch.Tensor) -> torch.Tensor:
         """The loss to call backward on, from one loss per sample. Its value is the plain mean over
@@ -481,7 +481,7 @@ class Run:
             return session.synchronizer.leave(seconds)
         if session.tree is None:
             return self._recovery.leave(seconds)
-        if session.shutdown.failed or session.tree.is_closed:
+        if session.shutdown.failed or session.tree.relay.is_closed:
             return True  # this rank's state may be that of half a step
         self._position.leave_epoch()
         session.catch_up()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from types import MappingProxyType
 
 import torch
 
@@ -32,6 +33,9 @@ class Exchange:
 
     factor = 1.0
     presence = 1.0
+    compressed: Collection[CompressedBucket] = ()  # the buckets with compressor state
+    compressor_state_before: CompressorState = MappingProxyType({})  # before the current step
+    timings: Collection[Timing] = ()  # of the last steps on this rank
 
     @property
     def is_awaited(self) -> bool:
@@ -59,21 +63,6 @@ class Exchange:
     def close(self) -> None:
         """Free the memory; the exchange isn't used any more."""
 
-    @property
-    def compressed(self) -> Collection[CompressedBucket]:
-        """The buckets with compressor state."""
-        return ()
-
-    @property
-    def compressor_state_before(self) -> CompressorState:
-        """The compressor state before the current step."""
-        return {}
-
-    @property
-    def timings(self) -> Sequence[Timing]:
-        """The times of the last steps on this rank."""
-        return ()
-
 
 class BucketRounds:
     """The rounds of a plan for the buckets of a layout: compiled for this rank, and compressed if
@@ -93,7 +82,7 @@ class BucketRounds:
     def release(self) -> None:
         """Free the memory of the buckets."""
         self.layout = replace(self.layout, buckets=())
-        self.compressed = {}
+        self.compressed.clear()
 
     def at(self, step: int) -> RankStep:
         return self._steps.at(step)
@@ -122,23 +111,14 @@ class RoundsExchange(Exchange):
         self._sent: list[Future[None]] = []
         self._buffered_chains: list[Task | Chain] = []
         self._before: dict[str, dict[str, Array]] = {}
+        self.compressor_state_before = self._before
+        self.compressed = self._rounds.compressed.values()
         choice = self._rounds.compressed and len(layout.buckets) > 1
         collectives = Collectives(group, engine, clock, SEE_OUTPUT_REMEDY)
         average = collectives.all_reduce_mean if choice else None
         first = max(clock.step, warm_up(plan))
         self._overlap = Overlap(average, first, plan.settings.overlap)
-
-    @property
-    def compressed(self) -> Collection[CompressedBucket]:
-        return self._rounds.compressed.values()
-
-    @property
-    def compressor_state_before(self) -> CompressorState:
-        return self._before
-
-    @property
-    def timings(self) -> Sequence[Timing]:
-        return tuple(self._overlap.timings)
+        self.timings = self._overlap.timings
 
     def begin(self) -> None:
         self._first_round = None
@@ -183,7 +163,9 @@ class RoundsExchange(Exchange):
                 array[:] = self._before[kind][name]
 
     def close(self) -> None:
-        self._sent, self._buffered_chains, self._before = [], [], {}
+        self._sent.clear()
+        self._buffered_chains.clear()
+        self._before, self.compressor_state_before = {}, {}
         self._rounds.release()
 
     def _wait(self) -> None:

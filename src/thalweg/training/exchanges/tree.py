@@ -21,7 +21,6 @@ import torch
 from thalweg.codes import Allocation
 from thalweg.compress import SummableCodec
 from thalweg.engine.arithmetic import Arithmetic
-from thalweg.engine.arrivals import Arrivals
 from thalweg.engine.first_k_node import FirstKNode
 from thalweg.engine.tree_join import join_tree
 from thalweg.engine.tree_node import ElementType, Node, Piece
@@ -59,18 +58,14 @@ class TreeExchange(Exchange):
         self._waits = _beyond(plan) == "wait"  # if more ranks are absent than the code tolerates
         self._layout = layout
         self._vectors = SummedVectors(layout, Compression.of(plan), world.rank)
-        self._relay = _open(context, plan, world, self.allocation, self._vectors)
+        self.relay = _open(context, plan, world, self.allocation, self._vectors)
         self._snapshot = context.snapshot
         self._begun = -1  # the last step with a contribution
         self._last = -1  # the last step with a result
 
     @property
     def is_root(self) -> bool:
-        return self._relay.rank == self.allocation.host
-
-    @property
-    def arrivals(self) -> Arrivals:
-        return self._relay.arrivals
+        return self.relay.rank == self.allocation.host
 
     def needs(self, rank: int, absent: Mapping[int, float]) -> bool:
         """True if the tree must be rebuilt without this rank: it is the root, or absent for long;
@@ -81,52 +76,43 @@ class TreeExchange(Exchange):
             or monotonic() - absent.get(rank, monotonic()) > TREE_EVICTION_SECONDS
         ):
             return True
-        return self._waits and (len(absent) > self._relay.spare or self._relay.is_overdue)
-
-    def has(self, step: int) -> bool:
-        """True if the result of a step is here, so that no rank waits for this rank's part."""
-        return self._relay.has(step)
+        return self._waits and (len(absent) > self.relay.spare or self.relay.is_overdue)
 
     def left_behind(self, step: int) -> bool:
         """True if a result that this rank needs isn't available any more."""
-        return self.has_diverged or self._relay.result_expired(step)
+        return self.has_diverged or self.relay.result_expired(step)
 
     def serve(self) -> None:
         """Send this rank's snapshot to ranks that requested it: between two steps, or while it
         waits for a result, as its state is that before the step until then."""
-        if self._relay.state_requested():
-            self._relay.send_state(self._snapshot().in_bytes())
+        if self.relay.state_requested():
+            self.relay.send_state(self._snapshot().in_bytes())
 
     def request_snapshot(self, after: int = -1) -> Snapshot:
         """The snapshot of another rank past the step `after`; the parent's if it answers."""
         state = Snapshot.of_bytes(
-            self._relay.request_state(lambda a: Snapshot.of_bytes(a).step > after)
+            self.relay.request_state(lambda a: Snapshot.of_bytes(a).step > after)
         )
-        self._relay.follow_from(state.step)
+        self.relay.follow_from(state.step)
         self.has_diverged = False
         return state
 
     def leave(self, seconds: float, state: Snapshot) -> bool:
         """Wait until all neighbours have ended as well, or failed, as they may need results and
         this state until then. False after a timeout."""
-        self._relay.send_state(state.in_bytes(), from_now_on=True)
+        self.relay.send_state(state.in_bytes(), from_now_on=True)
         deadline = monotonic() + seconds
         with suppress(RunError):  # the store is lost, and so are the others
-            self._world.put(f"through/{self._relay.rank}", "")
-            while any(not self._is_through(rank) for rank in self._relay.present()):
+            self._world.put(f"through/{self.relay.rank}", "")
+            while any(not self._is_through(rank) for rank in self.relay.present()):
                 if monotonic() >= deadline:
                     return False
                 sleep(DRAIN_POLL_SECONDS)
         return True
 
-    @property
-    def is_closed(self) -> bool:
-        """True after `close`, also where a rendezvous ended in an error."""
-        return self._relay.is_closed
-
     def close(self) -> None:
         self._layout = replace(self._layout, buckets=())
-        self._relay.close()
+        self.relay.close()
 
     def _is_through(self, rank: int) -> bool:
         return self._world.store_client.call(lambda store: store.check([f"through/{rank}"]))
@@ -151,12 +137,12 @@ class TreeExchange(Exchange):
         for index, vector in self._vectors.contribution(bucket, step):
             if not is_finite:  # all nan: each piece may be decoded from other answers
                 vector.view(np.uint8).fill(0xFF)
-            self._relay.contribute(step, index, vector)
+            self.relay.contribute(step, index, vector)
         self._begun = step
 
     def finish(self) -> None:
         step = self._clock.step
-        results = self._relay.result(step, when_asked=self.serve)
+        results = self.relay.result(step, when_asked=self.serve)
         self._last = step
         if results is None:  # the result has expired: the next safe point loads a snapshot
             self.has_diverged = True
@@ -166,7 +152,7 @@ class TreeExchange(Exchange):
         if results.covered:
             self.approximate[step] = results.covered / self.allocation.cells
         self._vectors.open(step)
-        for piece, array in zip(self._relay.pieces, results.arrays, strict=True):
+        for piece, array in zip(self.relay.pieces, results.arrays, strict=True):
             self._vectors.all[piece.round][piece.start : piece.stop] = array
         self._vectors.finish(step)
 
