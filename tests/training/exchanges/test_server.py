@@ -145,7 +145,7 @@ def test_one_that_was_killed_is_back_as_another_process(rank: int) -> None:
 
 
 def test_the_root_dies_while_the_others_look_for_its_server() -> None:
-    """It was at a muster, and the process that comes in its place knows nothing of that."""
+    """It was at a rendezvous, and the process that replaces it knows nothing of that."""
     die, wait = befalls(signal.SIGKILL, LOST), awaits(LOST, at=BACK)
     make = lifecycle.synchronizer_of
 
