@@ -11,7 +11,7 @@ import numpy as np
 from tests.threads import run_threads
 from thalweg.codes import Allocation
 from thalweg.engine.arithmetic import NUMPY, Arithmetic
-from thalweg.engine.execute import Execution, RankProgram, View, flat
+from thalweg.engine.execute import Execution, RankProgram, Task, View, flat
 from thalweg.engine.tree_node import ElementType, Node, Results, pieces_of
 from thalweg.facts import Cluster
 from thalweg.schedules import Group, Schedule, coded_tree
@@ -51,7 +51,15 @@ def execute(
     """Do all moves of this rank, in place; PeerLate if they take longer than `timeout` seconds.
 
     Returns when each peer's first message came, by the clock of `time.monotonic`."""
-    run = Execution(part, transport, view, step, round_number, monotonic() + timeout, arithmetic)
+    task = Task(
+        program=part,
+        vector=np.empty(0),
+        step=step,
+        round_number=round_number,
+        arithmetic=arithmetic,
+        view=view,
+    )
+    run = Execution(task, transport, monotonic() + timeout)
     while not run.start_ready():
         run.arrive(*transport.receive_any(run.awaited.keys(), run.deadline))
     run.wait_for_sendings()

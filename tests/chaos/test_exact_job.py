@@ -37,7 +37,7 @@ def trained_by(size: int, seed: int, steps: int) -> list[str]:
         for rank in range(size):
             batch_slice = batch_slices[rank][step]
             optimizer.zero_grad()
-            losses = model(samples().inputs[batch_slice.samples])
+            losses = model(samples().tensors[0][batch_slice.samples])
             torch.dot(losses, batch_slice.weights.float()).backward()  # type: ignore[no-untyped-call]
             parts.append(
                 [p.grad.clone() * (1 / size) for p in model.parameters() if p.grad is not None]
@@ -66,7 +66,7 @@ def test_a_sample_that_is_lost_shows() -> None:
         )
     )
     torch.dot(
-        model(samples().inputs[batch_slice.samples[1:]]), batch_slice.weights[1:].float()
+        model(samples().tensors[0][batch_slice.samples[1:]]), batch_slice.weights[1:].float()
     ).backward()  # type: ignore[no-untyped-call]
     snap(model)
     optimizer.step()

@@ -16,9 +16,9 @@ from tests.faulty import Effect, Fault, FaultyTransport
 from tests.schedules.test_topologies import build
 from tests.threads import run_threads
 from tests.transports.ranks import LABEL, in_a_process, soon
-from thalweg.engine.arithmetic import NumpyArithmetic
-from thalweg.engine.engine import Engine, Task
-from thalweg.engine.execute import RankProgram
+from thalweg.engine.arithmetic import Arithmetic
+from thalweg.engine.engine import Engine
+from thalweg.engine.execute import RankProgram, Task
 from thalweg.errors import (
     Interrupted,
     PeerFailed,
@@ -231,7 +231,7 @@ def test_the_first_error_fails_all_that_follow() -> None:
     run_engines(work, timeout=0.5)
 
 
-class Broken(NumpyArithmetic):
+class Broken(Arithmetic):
     def add(self, target: Array, incoming: Array) -> None:
         raise ZeroDivisionError("mine")
 

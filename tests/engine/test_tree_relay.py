@@ -15,12 +15,11 @@ from tests.codes.trees import planted
 from tests.engine.trees import ELEMENTS, PATIENCE, Ranks, at_once, ranks
 from tests.running import DOUBLE, tree_schedule
 from thalweg.codes import TREE_ROOT, Allocation
-from thalweg.engine import step_deadlines, tree_relay
-from thalweg.engine.tree_join import join_tree
-from thalweg.engine.tree_relay import sources
+from thalweg.engine import arrivals, tree_relay
+from thalweg.engine.tree_relay import join_tree, sources
 from thalweg.errors import PeerFailed, PeerLost, RunError, TransportClosed
-from thalweg.launch.place import WorkerControl
 from thalweg.launch.supervisor import SendMessage, run_workers
+from thalweg.launch.worker_group import WorkerGroup
 from thalweg.members.world import World
 from thalweg.transports.best_effort import BestEffortMessage, MessageKind
 
@@ -83,7 +82,7 @@ def test_beyond_the_tolerance_the_root_waits_for_one_more() -> None:
 
 
 def test_beyond_raise_ends_the_run_and_names_who_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_deadlines, "FIRST_DEADLINE_SECONDS", 0.3)
+    monkeypatch.setattr(arrivals, "FIRST_DEADLINE_SECONDS", 0.3)
     with ranks(STAR, beyond="raise") as seven:
         team = [rank for rank in range(7) if STAR.weights[rank] == STAR.weights[6]]
         seven.contribute(0, *(rank for rank in range(7) if rank not in team))
@@ -98,7 +97,7 @@ def test_beyond_raise_ends_the_run_and_names_who_is_late(monkeypatch: pytest.Mon
 
 def test_beyond_raise_counts_from_the_first_contribution(monkeypatch: pytest.MonkeyPatch) -> None:
     """The root's own, if nobody else's comes."""
-    monkeypatch.setattr(step_deadlines, "FIRST_DEADLINE_SECONDS", 0.3)
+    monkeypatch.setattr(arrivals, "FIRST_DEADLINE_SECONDS", 0.3)
     with ranks(STAR, beyond="raise") as seven:
         seven.contribute(0, 0)
         with pytest.raises(RunError, match=r"the root waits for ranks 2, 3, 4, 5, more"):
@@ -107,7 +106,7 @@ def test_beyond_raise_counts_from_the_first_contribution(monkeypatch: pytest.Mon
 
 def test_beyond_partial_takes_what_is_there_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second layer is late: half of the cells, scaled up. The next step is exact again."""
-    monkeypatch.setattr(step_deadlines, "FIRST_DEADLINE_SECONDS", 0.2)
+    monkeypatch.setattr(arrivals, "FIRST_DEADLINE_SECONDS", 0.2)
     with ranks(SEVEN, beyond="partial") as seven:
         seven.contribute(0, 0, 1)
         for one in seven.relays.values():
@@ -123,7 +122,7 @@ def test_beyond_partial_waits_while_the_root_has_seen_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A step begins for it with the first sign of it: an evaluation in between is no lateness."""
-    monkeypatch.setattr(step_deadlines, "FIRST_DEADLINE_SECONDS", 0.1)
+    monkeypatch.setattr(arrivals, "FIRST_DEADLINE_SECONDS", 0.1)
     with ranks(SEVEN, beyond="partial") as seven:
         seven.contribute(0, 4)
         assert seven.relays[5].result(0, seconds=0.5) is None
@@ -291,7 +290,7 @@ class Killer:
     def prepare(self) -> None:
         pass
 
-    def poll(self, workers: WorkerControl) -> None:
+    def poll(self, workers: WorkerGroup) -> None:
         for rank, step in self.victims.items():
             if rank not in self.killed and workers.steps.get(rank, -1) >= step:
                 workers.kill(rank)
@@ -306,7 +305,7 @@ def train(rank: int, report: SendMessage) -> dict[str, int]:
     world = World.join(PATIENCE)
     seven = Ranks(SEVEN)
     schedule = tree_schedule(SEVEN, ELEMENTS)
-    one = join_tree(world, world.abort_flag(), SEVEN, [schedule], [DOUBLE], timeout=PATIENCE)
+    one = join_tree(world, world.abort_flag(), SEVEN, [schedule], [DOUBLE])
     seven.relays = {rank: one}
     exact = 0
     for step in range(STEPS):
@@ -332,7 +331,7 @@ def test_killed_ranks_cost_no_step() -> None:
 
 def test_an_answer_that_was_lost_is_given_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it the root would wait for ever: nobody else has these samples."""
-    monkeypatch.setattr(step_deadlines, "FIRST_DEADLINE_SECONDS", 0.3)
+    monkeypatch.setattr(arrivals, "FIRST_DEADLINE_SECONDS", 0.3)
     monkeypatch.setattr(tree_relay, "RELAY_ABORT_POLL_SECONDS", 0.1)
     with ranks(planted("fractional", 3, 3, 0)) as three:
         send, lost = three.relays[2]._messages.send, []
@@ -351,7 +350,7 @@ def test_an_answer_that_was_lost_is_given_again(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_silent_parent_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its connection stands, and nothing comes: the results are had from another."""
-    monkeypatch.setattr(step_deadlines, "FIRST_DEADLINE_SECONDS", 0.3)
+    monkeypatch.setattr(arrivals, "FIRST_DEADLINE_SECONDS", 0.3)
     monkeypatch.setattr(tree_relay, "RELAY_ABORT_POLL_SECONDS", 0.1)
     with ranks(SEVEN) as seven:
         silent = seven.relays[1]
@@ -363,7 +362,7 @@ def test_a_silent_parent_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_deadline_holds_from_the_first_step_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also in a run that was resumed."""
-    monkeypatch.setattr(step_deadlines, "FIRST_DEADLINE_SECONDS", 0.3)
+    monkeypatch.setattr(arrivals, "FIRST_DEADLINE_SECONDS", 0.3)
     with ranks(STAR, beyond="raise", first=500) as seven:
         seven.contribute(500, 0)
         with pytest.raises(RunError, match=r"step 500 takes longer than 0\.3 s"):

@@ -12,8 +12,7 @@ import torch.distributed as dist
 
 from tests.running import DOUBLE, contributions, tree_schedule
 from thalweg.codes import Allocation
-from thalweg.engine.tree_join import join_tree
-from thalweg.engine.tree_relay import Relay
+from thalweg.engine.tree_relay import Relay, join_tree
 from thalweg.members.abort import AbortFlag
 from thalweg.members.world import World
 from thalweg.transports import Array
@@ -57,7 +56,6 @@ class Ranks:
             self.allocation,
             [tree_schedule(self.allocation, ELEMENTS)],
             [DOUBLE],
-            timeout=PATIENCE,
             beyond=self.beyond,
             first=self.first,
         )

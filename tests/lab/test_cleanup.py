@@ -26,8 +26,8 @@ from thalweg.errors import LabError, WorkerFailed
 from thalweg.facts import Cluster
 from thalweg.lab import Lab, registry, sweep
 from thalweg.lab.namespaces import remove
-from thalweg.launch.place import WorkerControl
 from thalweg.launch.supervisor import run_workers
+from thalweg.launch.worker_group import WorkerGroup
 from thalweg.launch.worker_process import SendMessage
 
 pytestmark = pytest.mark.usefixtures("needs_lab")
@@ -517,7 +517,7 @@ class Assassin:
     def prepare(self) -> None:
         self.start = monotonic()
 
-    def poll(self, workers: WorkerControl) -> None:
+    def poll(self, workers: WorkerGroup) -> None:
         if not self.done and monotonic() - self.start >= self.moment:
             for pid in self.lab.processes()[self.host]:
                 with suppress(ProcessLookupError):

@@ -18,9 +18,8 @@ from thalweg.facts import Duration, Link
 from thalweg.lab import Event, Lab
 from thalweg.lab.event import EventRunner
 from thalweg.lab.namespaces import delete
-from thalweg.launch.place import WorkerControl
 from thalweg.launch.supervisor import ignore, run_workers
-from thalweg.launch.worker_group import OnMessage
+from thalweg.launch.worker_group import OnMessage, WorkerGroup
 from thalweg.launch.worker_process import SendMessage
 
 pytestmark = pytest.mark.usefixtures("needs_lab")
@@ -52,7 +51,7 @@ class Noting:
         self.director.prepare()
         self._note({})
 
-    def poll(self, workers: WorkerControl) -> None:
+    def poll(self, workers: WorkerGroup) -> None:
         self.director.poll(workers)
         self._note(workers.steps)
 
@@ -167,7 +166,7 @@ def test_an_event_ends_when_its_time_is_over(lab: Lab) -> None:
             runner.prepare()
             seen.append(nic(lab)["cut"])
 
-        def poll(self, workers: WorkerControl) -> None:
+        def poll(self, workers: WorkerGroup) -> None:
             runner.poll(workers)
 
     def work(rank: int, report: SendMessage) -> None:

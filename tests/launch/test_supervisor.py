@@ -25,9 +25,10 @@ from typer.testing import CliRunner
 
 from thalweg.cli import train
 from thalweg.errors import PeerLost, PlanError, UsageError, WorkerFailed
-from thalweg.launch.place import Place, WorkerControl
+from thalweg.launch.place import Place
 from thalweg.launch.rank_assignment import open_store, read_rank_assignment
 from thalweg.launch.supervisor import SendMessage, run_command, run_workers
+from thalweg.launch.worker_group import WorkerGroup
 from thalweg.launch.worker_process import RESTARTS_VARIABLE
 
 TIMEOUT = 30.0
@@ -259,7 +260,7 @@ class Marks:
     def prepare(self) -> None:
         pass
 
-    def poll(self, workers: WorkerControl) -> None:
+    def poll(self, workers: WorkerGroup) -> None:
         for rank in {0, 1, 2} - set(workers.running):
             (self._folder / f"{rank}").touch()
 
@@ -414,7 +415,7 @@ class Plot:
     """Does `act` to the workers once `when` holds of their steps."""
 
     def __init__(
-        self, *scenes: tuple[Callable[[WorkerControl], bool], Callable[[WorkerControl], None]]
+        self, *scenes: tuple[Callable[[WorkerGroup], bool], Callable[[WorkerGroup], None]]
     ) -> None:
         self.scenes = list(scenes)
         self.prepared = 0
@@ -422,7 +423,7 @@ class Plot:
     def prepare(self) -> None:
         self.prepared += 1
 
-    def poll(self, workers: WorkerControl) -> None:
+    def poll(self, workers: WorkerGroup) -> None:
         while self.scenes and self.scenes[0][0](workers):
             self.scenes.pop(0)[1](workers)
 
@@ -464,7 +465,7 @@ def test_a_worker_is_restarted_alive_or_dead() -> None:
 def test_a_paused_worker_stands_still_until_it_is_resumed() -> None:
     still: list[int] = []
 
-    def since(workers: WorkerControl) -> bool:
+    def since(workers: WorkerGroup) -> bool:
         still.append(workers.steps[1])
         return workers.steps[0] >= 40
 
@@ -491,7 +492,7 @@ def test_a_paused_worker_ends_with_the_others() -> None:
 
 
 def test_a_directors_error_ends_the_run() -> None:
-    def fall(workers: WorkerControl) -> bool:
+    def fall(workers: WorkerGroup) -> bool:
         raise OSError("the scenery fell")
 
     with pytest.raises(OSError, match="the scenery fell"):

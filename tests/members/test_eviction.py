@@ -6,13 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.members.test_membership_epoch import RANKS, STANDINGS
-from thalweg.members.eviction import (
+from thalweg.members.membership_epoch import (
+    MemberPhase,
+    MemberStatus,
     collective_mismatch,
     member_to_evict,
     most_awaited,
     most_involved,
 )
-from thalweg.members.membership_epoch import MemberPhase, MemberStatus
 
 EIGHT = range(8)
 PAIRS = st.lists(st.tuples(RANKS, RANKS).filter(lambda pair: pair[0] != pair[1]), max_size=6)

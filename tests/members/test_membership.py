@@ -332,7 +332,7 @@ def test_what_is_offered(
 def test_who_is_through_is_neither_waited_for_nor_lost() -> None:
     """Of five, two are, and two die: the last one has its state to end with."""
     with company_of(5, gone=(3, 4)) as company:
-        wait_until(lambda: {1, 2} <= company.all[0]._heartbeat.detector._peers.keys())
+        wait_until(lambda: {1, 2} <= company.all[0].heartbeat.detector._peers.keys())
         for rank in (1, 2):
             company.all[rank].close(finished=True)
         membership_epoch = company.meet({0: MemberStatus(step=9)})
@@ -600,12 +600,14 @@ def test_members_meet_at_another_store_when_theirs_is_gone() -> None:
         del first
         staying = [company.all[0], company.all[2]]
         wait_until(
-            lambda: all(member.store_is_lost and member.rendezvous_pending for member in staying)
+            lambda: all(
+                member.heartbeat.store_is_lost and member.rendezvous_pending for member in staying
+            )
         )
         company.store = second
         for member in staying:
             member.use_store(second)
-        assert not any(member.store_is_lost for member in staying)
+        assert not any(member.heartbeat.store_is_lost for member in staying)
         assert company.restart(1).membership_epoch == membership_epoch
         found = company.meet({0: MemberStatus(step=4), 2: MemberStatus(step=4)})
         assert (found.number, found.members) == (3, (0, 2))

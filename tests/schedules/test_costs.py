@@ -186,7 +186,7 @@ def test_double_tree_shapes(workers: int) -> None:
     trees = [over(ranks, binary), over(ranks, complement)]
     inner = [{rank for rank in ranks if tree.children[rank]} for tree in trees]
     for tree in trees:
-        assert sorted(tree.below(tree.root)) == list(ranks)
+        assert sorted((tree.root, *tree.parent)) == list(ranks)
         assert tree.depth <= ceil(log2(workers))
         assert max(len(children) for children in tree.children.values()) <= 2
     assert len(inner[0] & inner[1]) == workers % 2

@@ -25,8 +25,8 @@ from torch.utils.data import TensorDataset
 
 from tests.training.workers import SECONDS, TIMEOUT, fingerprint, values
 from thalweg.errors import WorkerFailed
-from thalweg.launch.place import WorkerControl
 from thalweg.launch.supervisor import SendMessage, run_workers
+from thalweg.launch.worker_group import WorkerGroup
 from thalweg.training import Run, attach
 from thalweg.training.snapshot import Snapshot
 
@@ -290,7 +290,7 @@ class Fate:
     def prepare(self) -> None:
         pass
 
-    def poll(self, workers: WorkerControl) -> None:
+    def poll(self, workers: WorkerGroup) -> None:
         self._seen |= set(workers.running)
         dead = {rank for rank in self._restart & self._seen if rank not in workers.running}
         if (dead or self._resume) and self._when():

@@ -25,7 +25,7 @@ from tests.training.coded import (
     waits,
 )
 from tests.training.workers import one_value, same_bits
-from thalweg.engine import step_deadlines, tree_node, tree_relay
+from thalweg.engine import arrivals, tree_node, tree_relay
 from thalweg.training import Run
 
 ALL = list(range(1, STEPS + 1))
@@ -134,7 +134,7 @@ def test_the_others_go_on_in_a_smaller_tree(calm_teams: list[dict[str, Any]]) ->
 
 
 def test_or_give_up_and_say_for_whom_they_waited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_deadlines, "MIN_DEADLINE_SECONDS", 0.3)
+    monkeypatch.setattr(arrivals, "MIN_DEADLINE_SECONDS", 0.3)
     ended = train_among_the_dying(Script(sync="gc(stragglers=1, beyond=raise)", act=BOTH), size=4)
     assert ended.failure is not None
     assert ended.failure.exit_code == 1
@@ -147,7 +147,7 @@ def test_or_give_up_and_say_for_whom_they_waited(monkeypatch: pytest.MonkeyPatch
 
 
 def test_or_go_on_with_what_there_is_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_deadlines, "MIN_DEADLINE_SECONDS", 0.1)
+    monkeypatch.setattr(arrivals, "MIN_DEADLINE_SECONDS", 0.1)
     monkeypatch.setattr(tree_relay, "PARTIAL_RESULT_GRACE_SECONDS", 0.05)
     script = Script(sync="gc(stragglers=1, beyond=partial)", act=BOTH, epochs=2)
     ended = train_among_the_dying(script, size=4)

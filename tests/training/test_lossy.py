@@ -13,8 +13,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from tests.training.workers import TIMEOUT, fingerprint, on_ranks, one_value, same_bits, values
-from thalweg.launch.place import WorkerControl
 from thalweg.launch.supervisor import SendMessage, run_workers
+from thalweg.launch.worker_group import WorkerGroup
 from thalweg.training import Run, attach
 
 SAMPLES, BATCH, SIZE = 256, 32, 4
@@ -85,7 +85,7 @@ class KillAt:
     def prepare(self) -> None:
         pass
 
-    def poll(self, workers: WorkerControl) -> None:
+    def poll(self, workers: WorkerGroup) -> None:
         if self.rank in workers.running and max(workers.steps.values(), default=0) >= self.step:
             workers.kill(self.rank)
             self.step = 1 << 30

@@ -13,8 +13,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from tests.training.workers import SECONDS, TIMEOUT, on_ranks
-from thalweg.launch.place import WorkerControl
 from thalweg.launch.supervisor import SendMessage, run_workers
+from thalweg.launch.worker_group import WorkerGroup
 from thalweg.launch.worker_process import RESTARTS_VARIABLE
 from thalweg.training import Run, api, attach
 from thalweg.workloads import Job, find_job
@@ -123,7 +123,7 @@ class Restart:
 
     def prepare(self) -> None: ...
 
-    def poll(self, workers: WorkerControl) -> None:
+    def poll(self, workers: WorkerGroup) -> None:
         living = self.rank in workers.running
         if self.lives == 0 and living:
             self.lives = 1

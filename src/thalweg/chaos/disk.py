@@ -10,6 +10,7 @@ import ctypes
 import errno
 import os
 from contextlib import suppress
+from mmap import mmap
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -81,8 +82,5 @@ class Disk:
 
 
 def _flip_last_byte(file: Path) -> None:
-    with file.open("r+b") as stream:
-        stream.seek(-1, os.SEEK_END)
-        byte = stream.read(1)
-        stream.seek(-1, os.SEEK_END)
-        stream.write(bytes([byte[0] ^ 0xFF]))
+    with file.open("r+b") as stream, mmap(stream.fileno(), 0) as content:
+        content[-1] ^= 0xFF

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import TensorDataset
 
 from thalweg.training.data.sampler import BatchSampler
 
@@ -58,28 +58,17 @@ class Counted(Linear):
         self.counters = nn.Parameter(torch.zeros(ranks, dtype=torch.float64))
 
 
-class Numbers(Dataset[tuple[torch.Tensor, int]]):
-    """Samples of small integers, each with its index."""
-
-    def __init__(self) -> None:
-        generator = torch.Generator().manual_seed(CHAOS_DATA_SEED + 1)
-        self.inputs = _integers((CHAOS_SAMPLE_COUNT, PARAMETER_COUNT), generator)
-
-    def __len__(self) -> int:
-        return CHAOS_SAMPLE_COUNT
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        return self.inputs[index], index
-
-
 def _integers(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
     most = MAX_SAMPLE_ELEMENT
     return torch.randint(-most, most, shape, generator=generator).float()
 
 
 @cache
-def samples() -> Numbers:
-    return Numbers()
+def samples() -> TensorDataset:
+    """Samples of small integers, each with its index."""
+    generator = torch.Generator().manual_seed(CHAOS_DATA_SEED + 1)
+    inputs = _integers((CHAOS_SAMPLE_COUNT, PARAMETER_COUNT), generator)
+    return TensorDataset(inputs, torch.arange(CHAOS_SAMPLE_COUNT))
 
 
 class Counting(torch.optim.SGD):
@@ -107,10 +96,8 @@ def snap(model: Linear) -> None:
 
 
 def digest(model: nn.Module) -> str:
-    check = 0
-    for parameter in model.parameters():
-        check = zlib.crc32(parameter.detach().numpy().tobytes(), check)
-    return f"{check:08x}"
+    content = b"".join(part.detach().numpy().tobytes() for part in model.parameters())
+    return f"{zlib.crc32(content):08x}"
 
 
 @cache
@@ -136,7 +123,7 @@ def expected_states(seed: int) -> Iterator[tuple[str, int]]:
     """The digest of all parameters after each step, and the checksum of the step's samples."""
     model = Linear()
     optimizer = optimizer_of(model)
-    inputs = samples().inputs
+    inputs, _ = samples().tensors
     sampler = BatchSampler(samples=CHAOS_SAMPLE_COUNT, batch=CHAOS_BATCH_SAMPLES, size=1, seed=seed)
     for epoch in count():
         batches = [batch.samples for batch in sampler.slices(epoch, 0)]

@@ -7,9 +7,10 @@ faults. Times are those of `time.time()`, which all processes of one machine sha
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
-from typing import Any, TextIO, get_args
+from typing import Any, TextIO, TypeVar, get_args
 
 from thalweg.chaos.fault import Fault
 
@@ -130,6 +131,7 @@ class Lost:
 Record = (
     Commit | Sent | Named | Struck | Healed | Recovered | Refused | Saved | Starved | Ended | Lost
 )
+R = TypeVar("R")
 _TYPES: dict[str, type[Any]] = {kind.__name__.lower(): kind for kind in get_args(Record)}
 
 
@@ -139,11 +141,10 @@ class History:
     def __init__(self, faults: Iterable[Fault] = (), file: TextIO | None = None) -> None:
         self.faults = tuple(faults)
         self.events: list[Record] = []
-        self.commits: list[Commit] = []
-        self.named: list[Named] = []
+        self._by_type: dict[type[Any], list[Any]] = defaultdict(list)
+        self.commits: list[Commit] = self.of(Commit)
+        self.named: list[Named] = self.of(Named)
         self.is_full = False
-        self._times: dict[tuple[type[Any], int], float] = {}
-        self._joined: set[tuple[int, int]] = set()  # membership epochs and ranks that joined them
         self._file = file
         if file is not None:
             for fault in self.faults:
@@ -154,18 +155,13 @@ class History:
             self.is_full = True
             return
         self.events.append(record)
-        if isinstance(record, Commit):
-            self.commits.append(record)
-        elif isinstance(record, Named):
-            self.named.append(record)
-            self._joined |= {(record.formation, rank) for rank in record.joined}
-        elif isinstance(record, FaultRecord):
-            self._times.setdefault((type(record), record.fault), record.time)
+        self.of(type(record)).append(record)
         if self._file is not None:
             self._file.write(json.dumps(as_dict(record)) + "\n")
 
-    def of(self, kind: type[Any]) -> Iterator[Any]:
-        return (record for record in self.events if isinstance(record, kind))
+    def of(self, kind: type[R]) -> list[R]:
+        """The records of this type so far."""
+        return self._by_type[kind]
 
     def successive(self) -> Iterator[tuple[Commit | None, Commit]]:
         """Each commit with the previous commit of the same process."""
@@ -176,12 +172,14 @@ class History:
 
     def came_in(self, before: Commit, after: Commit) -> bool:
         """True if the rank joined, with another rank's state, between two of its commits."""
-        epochs = range(before.formation + 1, after.formation + 1)
-        return any((epoch, after.rank) in self._joined for epoch in epochs)
+        return before.formation < after.formation and any(
+            before.formation < record.formation <= after.formation and after.rank in record.joined
+            for record in self.named
+        )
 
     def time_of(self, kind: type[FaultRecord], fault: int) -> float | None:
         """The time at which a fault began, ended or was recovered from, if it did."""
-        return self._times.get((kind, fault))
+        return next((record.time for record in self.of(kind) if record.fault == fault), None)
 
 
 def as_dict(record: Record) -> dict[str, Any]:

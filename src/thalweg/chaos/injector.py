@@ -17,7 +17,7 @@ from thalweg.chaos.fault import Fault
 from thalweg.chaos.history import Commit, Healed, History, Recovered, Refused, Struck, of_dict
 from thalweg.errors import RunError
 from thalweg.lab.event import Event, EventRunner
-from thalweg.launch.place import WorkerControl
+from thalweg.launch.worker_group import WorkerGroup
 
 if TYPE_CHECKING:
     from thalweg.lab import Lab
@@ -66,7 +66,6 @@ class FaultInjector:
         self._healthy_since = 0.0
         self._changed = time()  # when a fault last began or ended, or the run became healthy
         self._quiet_until: int | None = None
-        self._done = 0
         self._min_epoch = 0  # above the epoch that lost its store: its steps continue for a while
 
     def prepare(self) -> None:
@@ -81,7 +80,7 @@ class FaultInjector:
         if isinstance(record, Commit):
             self._last[rank] = record
 
-    def poll(self, workers: WorkerControl) -> None:
+    def poll(self, workers: WorkerGroup) -> None:
         now = time()
         for event in self._runner.end_due(workers):
             self._changed = time()
@@ -89,7 +88,6 @@ class FaultInjector:
         if self._open and not self._active and self._is_healthy():
             for fault in self._open:
                 self._history.add(Recovered(time=now, fault=fault.number))
-            self._done += len(self._open)
             self._open.clear()
             self._healthy_since = self._changed = now
         if not self._healthy_since and self._is_healthy() and self._slowest() >= CHAOS_WARMUP_STEPS:
@@ -100,8 +98,8 @@ class FaultInjector:
             self._end()
         self._check_recovery(now)
 
-    def _begin(self, fault: Fault, workers: WorkerControl) -> None:
-        self._progress(self._done, str(fault))
+    def _begin(self, fault: Fault, workers: WorkerGroup) -> None:
+        self._progress(len(self._history.of(Recovered)), str(fault))
         self._begun = self._changed = time()
         self._history.add(Struck(time=self._begun, fault=fault.number))
         self._open.append(fault)
@@ -144,7 +142,7 @@ class FaultInjector:
 
     def _end(self) -> None:
         """Let the run stop after some steps without a fault."""
-        self._progress(self._done, "")
+        self._progress(len(self._history.of(Recovered)), "")
         if self._quiet_until is None:
             self._quiet_until = self._slowest() + FINAL_QUIET_STEPS
         elif self._slowest() >= self._quiet_until and not self._stop.exists():

@@ -16,6 +16,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import attrgetter
 
 from thalweg.chaos.fault import Fault
 from thalweg.chaos.history import Healed, History, Named, Recovered, Struck
@@ -40,10 +41,8 @@ class FaultTimes:
 def fault_times(history: History, cluster: Cluster) -> list[FaultTimes]:
     """The times of every fault that began, in order."""
     commits: dict[int, list[float]] = defaultdict(list)
-    for commit in history.commits:
+    for commit in sorted(history.commits, key=attrgetter("time")):
         commits[commit.rank].append(commit.time)
-    for of_rank in commits.values():
-        of_rank.sort()
     end = max((record.time for record in history.events), default=0.0)
     spans: dict[Fault, tuple[float, float]] = {}
     for fault in history.faults:

@@ -7,7 +7,6 @@ the element type at each addition, in the order of the schedule.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -15,19 +14,15 @@ import torch
 from thalweg.transports import Array
 
 
-class Arithmetic(Protocol):
+class Arithmetic:
+    """Arithmetic by numpy, in the type of the arrays."""
+
     def add(self, target: Array, incoming: Array) -> None:
         """Add `incoming` to `target`, in place."""
-
-    def weigh(self, target: Array, terms: Sequence[tuple[float, Array]], *, keep: bool) -> None:
-        """Write the sum of weight x array, in this order, to `target`; `keep` adds it instead."""
-
-
-class NumpyArithmetic:
-    def add(self, target: Array, incoming: Array) -> None:
         target += incoming
 
     def weigh(self, target: Array, terms: Sequence[tuple[float, Array]], *, keep: bool) -> None:
+        """Write the sum of weight x array, in this order, to `target`; `keep` adds it instead."""
         (weight, array), *rest = terms
         total = array * target.dtype.type(weight)
         for weight, array in rest:
@@ -38,7 +33,7 @@ class NumpyArithmetic:
             target[:] = total
 
 
-class TorchArithmetic:
+class TorchArithmetic(Arithmetic):
     """Arithmetic on arrays that hold the bits of `dtype`, whatever their numpy type is."""
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -62,7 +57,7 @@ class TorchArithmetic:
         return torch.from_numpy(array if array.flags.writeable else array.copy()).view(self._dtype)
 
 
-NUMPY = NumpyArithmetic()
+NUMPY = Arithmetic()
 
 
 def arithmetic_of(dtype: torch.dtype) -> Arithmetic:

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from thalweg.engine.arithmetic import NUMPY, Arithmetic, arithmetic_of, as_array
 from thalweg.engine.digest import digest
-from thalweg.engine.engine import Engine, Task
-from thalweg.engine.execute import RankProgram
+from thalweg.engine.engine import Engine
+from thalweg.engine.execute import RankProgram, Task
 from thalweg.errors import FIRST_ROUND_BETWEEN_STEPS, PeerFailed, PeerLate, RunError
 from thalweg.facts import Size
 from thalweg.schedules import Group, Schedule, broadcast, check
@@ -68,14 +68,11 @@ class Collectives:
         clock: RoundCounter,
         remedy: str = COLLECTIVE_TIMEOUT_REMEDY,
     ) -> None:
+        self.rank = engine.rank
         self._remedy = remedy
         self._group = group
         self._engine = engine
         self._clock = clock
-
-    @property
-    def rank(self) -> int:
-        return self._engine.rank
 
     def barrier(self) -> None:
         """Return when all members have called this."""
@@ -117,11 +114,9 @@ class Collectives:
             raw = [tensor.detach().cpu().contiguous().view(-1) for tensor in together]
             buffer = torch.cat([part.view(torch.uint8) for part in raw])
             self._run(broadcast(group, len(buffer), 1, root), buffer)
-            start = 0
-            for tensor, part in zip(together, raw, strict=True):
-                received = buffer[start : start + part.nbytes].clone().view(part.dtype)
-                tensor.copy_(received.view(tensor.shape))
-                start += part.nbytes
+            received = torch.split(buffer, [part.nbytes for part in raw])
+            for tensor, part, own in zip(together, received, raw, strict=True):
+                tensor.copy_(part.clone().view(own.dtype).view(tensor.shape))
 
     @torch.no_grad()
     def all_reduce_mean(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -135,10 +130,9 @@ class Collectives:
                 buffer = torch.cat([t.detach().cpu().reshape(-1).to(dtype) for t in together])
                 buffer.mul_(1 / self._group.size)
                 self._run(ring(self._group, len(buffer), buffer.itemsize, 0), buffer)
-                start = 0
-                for tensor in together:
-                    tensor.copy_(buffer[start : start + tensor.numel()].view(tensor.shape))
-                    start += tensor.numel()
+                means = torch.split(buffer, [tensor.numel() for tensor in together])
+                for tensor, mean in zip(together, means, strict=True):
+                    tensor.copy_(mean.view(tensor.shape))
 
     def all_reduce_mean_of_differing(self, tensors: Iterable[torch.Tensor]) -> None:
         """Average the tensors that differ between members; equal ones keep their bits.

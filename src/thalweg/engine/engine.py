@@ -28,12 +28,10 @@ from time import monotonic
 import numpy as np
 import torch
 
-from thalweg.engine.arithmetic import NUMPY, Arithmetic
 from thalweg.engine.arrivals import Arrival, Arrivals, Encoded
-from thalweg.engine.execute import Execution, RankProgram, View, flat
+from thalweg.engine.execute import Execution, Task
 from thalweg.errors import (
     Interrupted,
-    PeerFailed,
     PeerLate,
     PeerLost,
     StoreLost,
@@ -51,20 +49,6 @@ from thalweg.transports.store_client import Store
 ENGINE_ABORT_POLL_SECONDS = 0.5  # between two reads of the abort flag
 RENDEZVOUS_CHECK_SECONDS = 0.1  # between two checks for a pending rendezvous
 ENGINE_REPLY_GRACE_SECONDS = 5.0  # for the thread to report an error after a round's deadline
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """One round on one vector, which is reduced in place. `view` locates the chunks if they aren't
-    contiguous in the vector."""
-
-    program: RankProgram
-    vector: Array
-    step: int
-    round_number: int
-    bucket: int = 0
-    arithmetic: Arithmetic = NUMPY
-    view: View | None = None
 
 
 Chain = Iterator[Sequence[Task]]
@@ -86,7 +70,6 @@ class _Submission:
 
 @dataclass(slots=True, eq=False)
 class _Running:
-    task: Task
     of: _Submission
     started: float
     execution: Execution
@@ -103,6 +86,7 @@ class Engine:
         timeout: float,
         membership: Membership | None = None,
     ) -> None:
+        self.rank = transport.rank
         self.arrivals = Arrivals()
         self.timeout = timeout
         self._membership = membership
@@ -122,10 +106,6 @@ class Engine:
         self._cores = torch.get_num_threads()
         self._thread = Thread(target=self._work, name="thalweg-communication", daemon=True)
         self._thread.start()
-
-    @property
-    def rank(self) -> int:
-        return self._transport.rank
 
     @property
     def failed(self) -> bool:
@@ -226,14 +206,10 @@ class Engine:
         if self._submitted.empty():
             self._transport.idle(self._poll_seconds)
         self._idles = False
-        self._check_sends()
-
-    def _check_sends(self) -> None:
-        """Detect lost messages that other ranks wait for while this rank waits for nothing."""
         if self._membership is None or self._broken is not None or self._closed:
             return
         if self._membership.heeds_losses():
-            self._transport.check_sends()
+            self._transport.check_sends()  # others may wait for messages of this rank that are lost
 
     def _begin_chains(self) -> None:
         """Begin as many chains as may be in flight."""
@@ -241,15 +217,15 @@ class Engine:
             self._abort(self._broken)
         while self._waiting and len(self._chains) < MAX_CHAINS_IN_FLIGHT:
             chain = self._waiting[0]
-            if chain.alone is not None and self._is_busy(chain.alone):
+            if chain.alone is not None and self._is_busy(chain.alone.vector):
                 return  # it would change a vector that the other chain still sends
             self._chains.append(chain)
             self._waiting.popleft()
             self._advance(chain)
 
-    def _is_busy(self, task: Task) -> bool:
+    def _is_busy(self, vector: Array) -> bool:
         others = (*self._running, *self._done)
-        return any(np.may_share_memory(task.vector, other.task.vector) for other in others)
+        return any(np.may_share_memory(vector, other.execution.task.vector) for other in others)
 
     def _advance(self, chain: _Submission) -> None:
         """Begin the chain's next rounds, or end it if there are none. Interrupted if a rendezvous
@@ -258,8 +234,11 @@ class Engine:
             self._membership.raise_if_rendezvous()
         began = monotonic()
         tasks = next(chain.chain, None)
-        if chain.alone is None:
-            self._note_encoding(chain, tasks, began)
+        newest = chain.newest = tasks[0] if tasks else chain.newest
+        if chain.alone is None and newest is not None:  # the compressor's time between two rounds
+            self.arrivals.add_encoded(
+                Encoded(step=newest.step, bucket=newest.bucket, began=began, ended=monotonic())
+            )
         if tasks is None:
             self._chains.remove(chain)
             chain.future.set_result(None)
@@ -267,26 +246,8 @@ class Engine:
         chain.left = len(tasks)
         self._advanced = monotonic()
         for task in tasks:
-            execution = Execution(
-                task.program,
-                self._transport,
-                task.view or flat(task.program.schedule, task.vector),
-                task.step,
-                task.round_number,
-                monotonic() + self.timeout,
-                task.arithmetic,
-            )
-            self._running.append(_Running(task, chain, monotonic(), execution))
-
-    def _note_encoding(
-        self, chain: _Submission, tasks: Sequence[Task] | None, began: float
-    ) -> None:
-        """Record the compressor's time between two rounds, or after the last."""
-        task = chain.newest = tasks[0] if tasks else chain.newest
-        if task is not None:
-            self.arrivals.add_encoded(
-                Encoded(step=task.step, bucket=task.bucket, began=began, ended=monotonic())
-            )
+            execution = Execution(task, self._transport, monotonic() + self.timeout)
+            self._running.append(_Running(chain, monotonic(), execution))
 
     def _progress(self) -> None:
         """Start every move that is ready, then receive one message."""
@@ -308,12 +269,23 @@ class Engine:
         self._running.remove(over)
         if was_first and self._running:
             self._running[0].execution.deadline = monotonic() + self.timeout
-        self._note(over)
+        task, execution = over.execution.task, over.execution
+        self.arrivals.add(
+            Arrival(
+                step=task.step,
+                bucket=task.bucket,
+                ready=over.of.ready,
+                started=over.started,
+                ended=monotonic(),
+                peers=execution.came,
+                leading=execution.leading,
+            )
+        )
         if over.of.alone is not None:
             self._chains.remove(over.of)
             self._done.append(over)
             return
-        over.execution.wait_for_sendings()  # the chain may change these arrays next
+        execution.wait_for_sendings()  # the chain may change these arrays next
         over.of.left -= 1
         if not over.of.left:
             self._advance(over.of)
@@ -345,20 +317,6 @@ class Engine:
                 return running.execution.landing(address, nbytes)
         return None
 
-    def _note(self, over: _Running) -> None:
-        """Record the arrival times of a finished round."""
-        self.arrivals.add(
-            Arrival(
-                step=over.task.step,
-                bucket=over.task.bucket,
-                ready=over.of.ready,
-                started=over.started,
-                ended=monotonic(),
-                peers=over.execution.came,
-                leading=over.execution.leading,
-            )
-        )
-
     def _fail(self, error: BaseException) -> None:
         """Fail all submissions with this error, so that no thread or rank waits in vain."""
         interrupted = self._interrupted(error)
@@ -371,8 +329,10 @@ class Engine:
         """The interruption, if this error leads to a rendezvous and not to the end of the run."""
         if self._membership is None or isinstance(error, Interrupted):
             return error if isinstance(error, Interrupted) else None
-        if isinstance(error, TransportError) and self._abort_cause() is not None:
-            return None
+        if isinstance(error, TransportError):
+            abort = self._abort_flag.poll()
+            if abort is not None and not isinstance(abort, StoreLost):
+                return None
         if isinstance(error, PeerLate) and self._membership.has_failed_member(error.peers):
             self._membership.note_lost_messages(*error.peers)
         elif isinstance(error, PeerLost) and error.peer is not None:
@@ -382,11 +342,6 @@ class Engine:
         self._membership.explain(error.problem)
         self._membership.request_rendezvous()
         return Interrupted(error.problem)
-
-    def _abort_cause(self) -> PeerFailed | None:
-        """The failure for which a rank has raised the abort flag, if one has."""
-        abort = self._abort_flag.poll()
-        return None if isinstance(abort, StoreLost) else abort
 
     def use_store(self, store: Store) -> None:
         """Look up peer addresses in another store from now on."""
@@ -407,9 +362,6 @@ class Engine:
             self._membership.wait(monotonic() - first.started, peers)
         if monotonic() - self._polled >= ENGINE_ABORT_POLL_SECONDS:
             self._polled = monotonic()
-            self._poll_abort_flag()
-
-    def _poll_abort_flag(self) -> None:
-        abort = self._abort_flag.poll()
-        if abort is not None:
-            raise abort
+            abort = self._abort_flag.poll()
+            if abort is not None:
+                raise abort

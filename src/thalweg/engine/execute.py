@@ -23,7 +23,7 @@ from time import monotonic
 
 import numpy as np
 
-from thalweg.engine.arithmetic import Arithmetic
+from thalweg.engine.arithmetic import NUMPY, Arithmetic
 from thalweg.errors import ScheduleError, TransportError
 from thalweg.schedules import Move, MoveKind, Order, Progress, Schedule, order
 from thalweg.transports import SENT, Address, Array, Label, Landing, Sending, Transport
@@ -52,15 +52,29 @@ class RankProgram:
         moves = order(schedule.moves(rank))
         incoming = [move for move in moves.moves if move.kind is not MoveKind.SEND]
         counts = Counter((move.peer, move.start, move.stop) for move in incoming)
-        leading = {p: _leading(schedule, p, rank) for p in {m.peer for m in incoming}}
+        peers = {move.peer for move in incoming} if handshake else set()
         return cls(
             schedule,
             rank,
             moves,
             handshake,
-            leading if handshake else {},
+            {peer: _leading(schedule, peer, rank) for peer in peers},
             frozenset(key for key, count in counts.items() if count > 1),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One round on one vector, which is reduced in place. `view` locates the chunks if they aren't
+    contiguous in the vector."""
+
+    program: RankProgram
+    vector: Array
+    step: int
+    round_number: int
+    bucket: int = 0
+    arithmetic: Arithmetic = NUMPY
+    view: View | None = None
 
 
 @dataclass(slots=True)
@@ -97,24 +111,12 @@ def flat(schedule: Schedule, vector: Array) -> View:
 class Execution:
     """The progress of one rank in one round, from `start_ready` and `arrive` until all is done."""
 
-    def __init__(
-        self,
-        part: RankProgram,
-        transport: Transport,
-        view: View,
-        step: int,
-        round_number: int,
-        deadline: float,
-        arithmetic: Arithmetic,
-    ) -> None:
+    def __init__(self, task: Task, transport: Transport, deadline: float) -> None:
+        self.task = task
         self.transport = transport
-        self.rank = part.rank
-        self.view = view
-        self.step = step
-        self.round_number = round_number
         self.deadline = deadline
-        self.arithmetic = arithmetic
-        self.order = part.order
+        self.view = task.view or flat(task.program.schedule, task.vector)
+        self.order = task.program.order
         self.progress = Progress(self.order)
         self.ready = self.progress.ready  # a heap: earlier moves have priority
         self.awaited: dict[Address, deque[int]] = {}
@@ -123,11 +125,10 @@ class Execution:
         self.came: dict[int, float] = {}
         self.leading: dict[int, Leading] = {}
         self._landings: dict[Address, Landing] = {}  # of partly received messages
-        self._repeated = part.repeated
-        self._expected = dict(part.leading)
+        self._expected = dict(task.program.leading)
         self._waiting_sends: dict[int, deque[int]] = {}  # by peer that isn't ready
         self._left: Counter[int] = Counter()  # messages to come, by peer
-        if part.handshake:
+        if task.program.handshake:
             self._shake_hands()
 
     def _shake_hands(self) -> None:
@@ -148,14 +149,7 @@ class Execution:
         self.sendings.append(self.transport.send(peer, label, SIGNAL_PAYLOAD, self.deadline))
 
     def _signal_label(self, signal: int) -> Label:
-        return Label(self.step, self.round_number, signal, signal)
-
-    def _note_handshake(self, address: Address) -> None:
-        """Handle a peer's signal: it is ready for messages, or it has received all of them."""
-        del self.awaited[address]
-        if address.label.start == READY_SIGNAL_SPAN:
-            for index in self._waiting_sends.pop(address.peer):
-                self._send(index, self.order.moves[index])
+        return Label(self.task.step, self.task.round_number, signal, signal)
 
     def _note(self, peer: int, nbytes: int) -> None:
         """Count a message that has arrived, and acknowledge the peer's last one."""
@@ -205,8 +199,11 @@ class Execution:
 
     def arrive(self, address: Address, array: Array) -> None:
         """Complete the move that awaits this message."""
-        if address.label.start == address.label.stop:
-            self._note_handshake(address)
+        if address.label.start == address.label.stop:  # the peer is ready, or has received all
+            del self.awaited[address]
+            if address.label.start == READY_SIGNAL_SPAN:
+                for index in self._waiting_sends.pop(address.peer):
+                    self._send(index, self.order.moves[index])
             return
         self.came.setdefault(address.peer, monotonic())
         queue = self.awaited[address]
@@ -218,8 +215,8 @@ class Execution:
             self._take(index, address, array)
         elif landing.array is not array:
             raise TransportError(
-                f"rank {self.rank} received a part of a message from rank {address.peer} twice "
-                f"(step {self.step}, round {self.round_number})",
+                f"rank {self.task.program.rank} received a part of a message from rank "
+                f"{address.peer} twice (step {self.task.step}, round {self.task.round_number})",
                 "check the connection between these two ranks",
             )
         self._note(address.peer, array.nbytes)
@@ -228,10 +225,19 @@ class Execution:
     def _take(self, index: int, address: Address, array: Array) -> None:
         """Apply a message that was received into another buffer."""
         move = self.order.moves[index]
-        target = self._target(index, move)
-        incoming = self._fitting(address, array, target)
+        for sending in self.leaving.pop(index, ()):
+            sending.wait(self.deadline)
+        target = self.view(move.start, move.stop)
+        if array.nbytes != target.nbytes:
+            raise TransportError(
+                f"rank {self.task.program.rank} expected {target.nbytes} bytes from rank "
+                f"{address.peer} at step {self.task.step}, round {self.task.round_number}, and got "
+                f"{array.nbytes}",
+                "give all ranks the same model and plan",
+            )
+        incoming = array if array.dtype == target.dtype else array.view(target.dtype)
         if move.kind is MoveKind.ADD:
-            self.arithmetic.add(target, incoming)
+            self.task.arithmetic.add(target, incoming)
         else:
             target[:] = incoming
 
@@ -242,19 +248,18 @@ class Execution:
         queue = self.awaited.get(address)
         if queue is None or label.start == label.stop or address in self._landings:
             return None
-        index = queue[0]
-        if (peer, label.start, label.stop) in self._repeated:
+        if (peer, label.start, label.stop) in self.task.program.repeated:
             return None
-        if not all(sending.done for sending in self.leaving.get(index, ())):
+        if not all(sending.done for sending in self.leaving.get(queue[0], ())):
             return None
         target = self.view(label.start, label.stop)
         if target.nbytes != nbytes or not nbytes or not target.flags.c_contiguous:
             return None
         raw = target.reshape(-1).view(np.uint8)
-        if self.order.moves[index].kind is not MoveKind.ADD:
+        if self.order.moves[queue[0]].kind is not MoveKind.ADD:
             landing = Landing(raw)
         else:
-            dtype, arithmetic = target.dtype, self.arithmetic
+            dtype, arithmetic = target.dtype, self.task.arithmetic
 
             def add(at: int, piece: memoryview) -> None:
                 part = raw[at : at + len(piece)].view(dtype)
@@ -264,23 +269,8 @@ class Execution:
         self._landings[address] = landing
         return landing
 
-    def _target(self, index: int, move: Move) -> Array:
-        """The array to which this move writes, once sends from it have ended."""
-        for sending in self.leaving.pop(index, ()):
-            sending.wait(self.deadline)
-        return self.view(move.start, move.stop)
-
-    def _fitting(self, address: Address, array: Array, target: Array) -> Array:
-        if array.nbytes != target.nbytes:
-            raise TransportError(
-                f"rank {self.rank} expected {target.nbytes} bytes from rank {address.peer} at step "
-                f"{self.step}, round {self.round_number}, and got {array.nbytes}",
-                "give all ranks the same model and plan",
-            )
-        return array if array.dtype == target.dtype else array.view(target.dtype)
-
     def _label(self, move: Move) -> Label:
-        return Label(self.step, self.round_number, move.start, move.stop)
+        return Label(self.task.step, self.task.round_number, move.start, move.stop)
 
     def _done(self, index: int) -> None:
         for later in self.progress.done(index):

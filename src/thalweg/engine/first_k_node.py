@@ -14,8 +14,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from thalweg.codes import Allocation
-from thalweg.engine.tree_node import Node, Piece, TreeStep
+from thalweg.engine.tree_node import Node, Piece, PieceState
 from thalweg.transports import Array
 from thalweg.transports.best_effort import BestEffortMessage, MessageKind
 
@@ -61,36 +63,36 @@ class FirstKNode(Node):
             return []
         return super().arrive(message)
 
-    def advance(self, step: int, opened: TreeStep, index: int) -> None:
+    def advance(self, state: PieceState) -> None:
         if not self.is_host:
-            super().advance(step, opened, index)
+            super().advance(state)
             return
-        piece = opened.piece_states[index]
-        answers = dict(piece.answers)
-        if piece.value is not None:
-            answers[self.rank] = piece.value
-        if piece.result is None and len(answers) >= self._k:
-            estimate = self._estimate(index, answers)
-            result = self._compensated(index, step, estimate)
-            self._decided[index] = _Decided(step, estimate, frozenset(answers))
-            self.finish(step, opened, index, result, 0)
+        answers = dict(state.answers)
+        if state.value is not None:
+            answers[self.rank] = state.value
+        if state.result is None and len(answers) >= self._k:
+            estimate = self._estimate(state.piece, answers)
+            result = self._compensated(state, estimate)
+            step = state.step.number
+            self._decided[state.index] = _Decided(step, estimate, frozenset(answers))
+            self.finish(state, result, 0)
 
-    def _estimate(self, index: int, answers: dict[int, Array]) -> Array:
+    def _estimate(self, piece: Piece, answers: dict[int, Array]) -> Array:
         """An estimate of the sum over all workers from these answers."""
         arrays = [answers[rank] for rank in sorted(answers)]
         scale = self._workers / len(arrays)
-        total = arrays[0].copy()
-        arithmetic = self.pieces[index].element_type.arithmetic
-        arithmetic.weigh(total, [(scale, array) for array in arrays], keep=False)
+        total = np.empty_like(arrays[0])
+        terms = [(scale, array) for array in arrays]
+        piece.element_type.arithmetic.weigh(total, terms, keep=False)
         return total
 
-    def _compensated(self, index: int, step: int, estimate: Array) -> Array:
-        before = self._decided.get(index)
+    def _compensated(self, state: PieceState, estimate: Array) -> Array:
+        before, step = self._decided.get(state.index), state.step.number
         if before is None or before.step != step - 1 or not before.stragglers:
             return estimate
         share = (self._workers - len(before.used)) / self._workers
-        rest = self._estimate(index, before.stragglers)
+        rest = self._estimate(state.piece, before.stragglers)
         result = estimate.copy()
         terms = [(share, rest), (-share, before.estimate)]
-        self.pieces[index].element_type.arithmetic.weigh(result, terms, keep=True)
+        state.piece.element_type.arithmetic.weigh(result, terms, keep=True)
         return result

@@ -57,23 +57,29 @@ class Piece:
         return (self.stop - self.start) * self.element_type.dtype.itemsize
 
 
-@dataclass(slots=True)
-class _PieceState:
+@dataclass(slots=True, eq=False)
+class TreeStep:
+    """The progress of one step."""
+
+    number: int
+    pieces: list[PieceState] = field(default_factory=list)
+    left: int = 0  # pieces without a result
+    wants_partial: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class PieceState:
     """The progress of one piece in one step."""
 
+    step: TreeStep
+    index: int
+    piece: Piece
     at: int = 0
     value: Array | None = None
     answers: dict[int, Array] = field(default_factory=dict)
     partial: dict[int, tuple[Array, int]] = field(default_factory=dict)  # with cells covered
     result: Array | None = None
     covered: int = 0
-
-
-class TreeStep:
-    def __init__(self, pieces: int) -> None:
-        self.piece_states = [_PieceState() for _ in range(pieces)]
-        self.left = pieces  # pieces without a result
-        self.wants_partial = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +89,6 @@ class Results:
 
     arrays: tuple[Array, ...]
     covered: int = 0
-
-    @property
-    def nbytes(self) -> int:
-        return sum(array.nbytes for array in self.arrays)
 
 
 def pieces_of(
@@ -147,50 +149,46 @@ class Node:
     def contribute(self, step: int, round_number: int, vector: Array) -> list[BestEffortMessage]:
         """Add this rank's part of a round, which must not change from now on; messages to send."""
         opened = self._step(step)
-        if opened is not None:
-            for index, piece in enumerate(self.pieces):
-                state = opened.piece_states[index]
-                if piece.round == round_number and state.result is None and state.value is None:
-                    state.value = vector[piece.start : piece.stop]
-                    self.advance(step, opened, index)
-                    self._answer_partially(step, opened, index)
+        for state in opened.pieces if opened else ():
+            piece = state.piece
+            if piece.round == round_number and state.result is None and state.value is None:
+                state.value = vector[piece.start : piece.stop]
+                self.advance(state)
+                self._answer_partially(state)
         return self._messages()
 
     def arrive(self, message: BestEffortMessage) -> list[BestEffortMessage]:
         """Handle a received message; the messages to send."""
         if message.kind is MessageKind.FOLLOW:
-            self._follow(message)
-            return self._messages()
+            return self._follow(message)
+        if message.kind is MessageKind.REQUEST_PARTIAL:
+            return self.request_partial(message.step)
         opened = self._step(message.step)
         if opened is None:
             return []
-        if message.kind is MessageKind.REQUEST_PARTIAL:
-            return self.request_partial(message.step)
         array = self.fitting(message)
-        piece = opened.piece_states[message.piece]
-        if piece.result is not None:
+        state = opened.pieces[message.piece]
+        if state.result is not None:
             return []
         if message.kind is MessageKind.RESULT:
-            self.finish(message.step, opened, message.piece, array, message.covered)
-        elif message.kind is MessageKind.ANSWER:
-            piece.answers.setdefault(message.peer, array)
-            self.advance(message.step, opened, message.piece)
-            self._answer_partially(message.step, opened, message.piece)
-        else:
-            _, covered = piece.partial.get(message.peer, (None, 0))
-            if message.covered > covered:
-                piece.partial[message.peer] = array, message.covered
-            self._answer_partially(message.step, opened, message.piece)
+            self.finish(state, array, message.covered)
+            return self._messages()
+        if message.kind is MessageKind.ANSWER:
+            state.answers.setdefault(message.peer, array)
+            self.advance(state)
+        elif message.covered > state.partial.get(message.peer, (array, 0))[1]:
+            state.partial[message.peer] = array, message.covered
+        self._answer_partially(state)
         return self._messages()
 
     def answer_again(self, step: int) -> list[BestEffortMessage]:
         """The answers of this rank in an unfinished step once more: they may have been lost."""
         opened = self._open.get(step)
-        for index, state in enumerate(opened.piece_states if opened else ()):
+        for state in opened.pieces if opened else ():
             if state.result is None and state.value is not None:
-                for move in self.pieces[index].moves[: state.at]:
+                for move in state.piece.moves[: state.at]:
                     if move.kind is MoveKind.ANSWER:
-                        self._send(move.peer, MessageKind.ANSWER, step, index, state.value)
+                        self._send(move.peer, MessageKind.ANSWER, state, state.value)
         return self._messages()
 
     def skip_to(self, step: int) -> None:
@@ -207,8 +205,8 @@ class Node:
             self._out += [
                 BestEffortMessage(peer, MessageKind.REQUEST_PARTIAL, step) for peer in self._below
             ]
-            for index in range(len(self.pieces)):
-                self._answer_partially(step, opened, index)
+            for state in opened.pieces:
+                self._answer_partially(state)
         return self._messages()
 
     def finish_partial(self, step: int) -> list[BestEffortMessage] | None:
@@ -216,33 +214,31 @@ class Node:
         opened = self._step(step)
         if opened is None:
             return []
-        for index, piece in enumerate(opened.piece_states):
-            if piece.result is None:
-                total, covered = self._partial_sum(index, piece)
+        for state in opened.pieces:
+            if state.result is None:
+                total, covered = self._partial_sum(state)
                 if total is None:
                     return None
                 scaled = np.empty_like(total)
-                arithmetic = self.pieces[index].element_type.arithmetic
+                arithmetic = state.piece.element_type.arithmetic
                 arithmetic.weigh(scaled, [(self._cells / covered, total)], keep=False)
-                self.finish(step, opened, index, scaled, covered)
+                self.finish(state, scaled, covered)
         return self._messages()
 
     def missing(self, step: int) -> list[int]:
         """The root's children that haven't answered and have no replica that has."""
         opened = self._open.get(step)
-        if opened is None:
-            return []
-        for piece, state in zip(self.pieces, opened.piece_states, strict=True):
-            quorum = piece.moves[piece.final - 1].quorum
+        for state in opened.pieces if opened else ():
+            last = state.piece.final - 1
+            quorum = state.piece.moves[last].quorum
             if state.result is None and quorum is not None:
-                own_is_there = state.at == piece.final - 1 and state.value is not None
-                there = {*state.answers, *([self.rank] if own_is_there else [])}
-                rows = {
-                    peer: quorum.code.row(member).tobytes()
-                    for member, peer in enumerate(quorum.peers)
-                }
-                known = {rows[peer] for peer in quorum.peers if peer in there}
-                return sorted(peer for peer in quorum.peers if rows[peer] not in known)
+                there = set(state.answers)
+                if state.at == last and state.value is not None:
+                    there.add(self.rank)
+                rows = [quorum.code.row(m).tobytes() for m in range(len(quorum.peers))]
+                listed = list(zip(quorum.peers, rows, strict=True))
+                known = {row for peer, row in listed if peer in there}
+                return sorted(peer for peer, row in listed if row not in known)
         return []
 
     # Progress of a piece
@@ -257,118 +253,117 @@ class Node:
                 if step < oldest:
                     return None
                 del self._open[oldest]
-            self._open[step] = TreeStep(len(self.pieces))
+            opened = self._open[step] = TreeStep(step, left=len(self.pieces))
+            opened.pieces = [PieceState(opened, i, piece) for i, piece in enumerate(self.pieces)]
         return self._open[step]
 
-    def advance(self, step: int, opened: TreeStep, index: int) -> None:
+    def advance(self, state: PieceState) -> None:
         """Perform the moves of a piece that are possible now; the root may finish the piece before
         its own worker contributes."""
-        state, piece = opened.piece_states[index], self.pieces[index]
+        piece = state.piece
         while state.at < piece.final:
             move = piece.moves[state.at]
             if move.kind is MoveKind.COPY:
                 break
             if move.quorum is not None:
-                total = self._decode(piece, state, move.quorum)
+                total = self._decode(state, move.quorum)
                 if total is None:
                     break
                 state.value = total
             elif state.value is None:
                 break
             else:
-                self._send(move.peer, MessageKind.ANSWER, step, index, state.value)
+                self._send(move.peer, MessageKind.ANSWER, state, state.value)
             state.at += 1
         if self.is_host and state.result is None:
             last = piece.final - 1
             if state.at <= last and (quorum := piece.moves[last].quorum) is not None:
-                total = self._decode(piece, state, quorum)
+                total = self._decode(state, quorum)
                 if total is None:
                     return
                 state.value, state.at = total, piece.final
             assert state.value is not None
-            self.finish(step, opened, index, state.value, 0)
+            self.finish(state, state.value, 0)
 
-    def _decode(self, piece: Piece, state: _PieceState, quorum: Quorum) -> Array | None:
+    def _decode(self, state: PieceState, quorum: Quorum) -> Array | None:
         """The sum that the quorum's answers encode, and this rank's part; None if incomplete."""
         answers = state.answers
         arrays = {m: answers[peer] for m, peer in enumerate(quorum.peers) if peer in answers}
+        own = state.value if state.piece.moves[state.at].quorum is quorum else None
         member = self.rank in quorum.peers
-        own_is_complete = piece.moves[state.at].quorum is quorum and state.value is not None
-        if member and own_is_complete and state.value is not None:
-            arrays[quorum.peers.index(self.rank)] = state.value
+        if member and own is not None:
+            arrays[quorum.peers.index(self.rank)] = own
         adds_own = not member and self._computes and not quorum.sent
-        if adds_own and not own_is_complete:
+        if adds_own and own is None:
             return None
         weights = quorum.code.decode(frozenset(arrays))
         if weights is None:
             return None
         terms = [(weight, arrays[m]) for m, weight in sorted(weights.items())]
-        own = state.value if adds_own else None
-        total = np.empty_like(terms[0][1]) if own is None else own.copy()
-        piece.element_type.arithmetic.weigh(total, terms, keep=adds_own)
+        total = own.copy() if adds_own and own is not None else np.empty_like(terms[0][1])
+        state.piece.element_type.arithmetic.weigh(total, terms, keep=adds_own)
         return total
 
-    def finish(self, step: int, opened: TreeStep, index: int, result: Array, covered: int) -> None:
+    def finish(self, state: PieceState, result: Array, covered: int) -> None:
         """Store the result of a piece, and send it to the children and followers."""
-        state, piece = opened.piece_states[index], self.pieces[index]
-        state.result, state.covered, state.at = result, covered, piece.final
+        state.result, state.covered, state.at = result, covered, state.piece.final
         state.answers.clear()
         state.partial.clear()
-        below = [move.peer for move in piece.moves[piece.final :]]
+        below = [move.peer for move in state.piece.moves[state.piece.final :]]
         for peer in dict.fromkeys((*below, *sorted(self.followers))):
-            self._send(peer, MessageKind.RESULT, step, index, result, covered)
+            self._send(peer, MessageKind.RESULT, state, result, covered)
+        opened = state.step
         opened.left -= 1
         if not opened.left:
-            covers = [state.covered for state in opened.piece_states if state.covered]
-            arrays = tuple(s.result for s in opened.piece_states if s.result is not None)
-            self.finished[step] = Results(arrays, min(covers, default=0))
+            covers = [state.covered for state in opened.pieces if state.covered]
+            arrays = tuple(s.result for s in opened.pieces if s.result is not None)
+            self.finished[opened.number] = Results(arrays, min(covers, default=0))
             while len(self.finished) > self.kept:
                 del self.finished[min(self.finished)]
-            self.skip_to(step + 1)
+            self.skip_to(opened.number + 1)
 
-    def _follow(self, message: BestEffortMessage) -> None:
-        """Send the results of this and all later steps to a peer that lacks them."""
+    def _follow(self, message: BestEffortMessage) -> list[BestEffortMessage]:
+        """The results of this and all later steps, for a peer that lacks them."""
         peer, first = message.peer, message.step
         if peer not in self._below:
             self.followers.add(peer)
         for step, results in sorted(self.finished.items()):
-            if step >= first:
-                for index, array in enumerate(results.arrays):
-                    self._send(peer, MessageKind.RESULT, step, index, array, results.covered)
+            for index, array in enumerate(results.arrays if step >= first else ()):
+                self._out.append(
+                    BestEffortMessage(peer, MessageKind.RESULT, step, index, results.covered, array)
+                )
         for step, opened in sorted(self._open.items()):
-            for index, state in enumerate(opened.piece_states):
-                if state.result is not None and step >= first:
-                    self._send(peer, MessageKind.RESULT, step, index, state.result, state.covered)
+            for state in opened.pieces if step >= first else ():
+                if state.result is not None:
+                    self._send(peer, MessageKind.RESULT, state, state.result, state.covered)
+        return self._messages()
 
     # Partial results
 
-    def _answer_partially(self, step: int, opened: TreeStep, index: int) -> None:
-        """Send the parent the sum of a piece so far, if it has requested partial sums."""
-        state, piece = opened.piece_states[index], self.pieces[index]
-        if not opened.wants_partial or self._above is None or state.result is not None:
-            return
-        if state.at == piece.final - 1:  # the complete answer has been sent
-            return
-        total, covered = self._partial_sum(index, state)
-        if total is not None:
-            self._send(self._above, MessageKind.PARTIAL, step, index, total, covered)
+    def _answer_partially(self, state: PieceState) -> None:
+        """Send the parent the sum of a piece so far, if it has requested partial sums, and the
+        complete answer hasn't been sent."""
+        is_over = state.result is not None or state.at == state.piece.final - 1
+        if state.step.wants_partial and self._above is not None and not is_over:
+            total, covered = self._partial_sum(state)
+            if total is not None:
+                self._send(self._above, MessageKind.PARTIAL, state, total, covered)
 
-    def _partial_sum(self, index: int, state: _PieceState) -> tuple[Array | None, int]:
+    def _partial_sum(self, state: PieceState) -> tuple[Array | None, int]:
         """The sum of the parts that have arrived, and the number of cells in it."""
-        piece = self.pieces[index]
+        piece = state.piece
         covered = self._cells_below[self.rank] if state.at else 1  # decoded, or its own alone
         parts: list[tuple[Array, int]] = [] if state.value is None else [(state.value, covered)]
-        for at, move in enumerate(piece.moves[: piece.final]):
-            if move.quorum is None or at < state.at:
-                continue
-            own = _summed(piece, parts) if self.rank in move.quorum.peers else None
-            chosen = self._best_replicas(move.quorum, state, own)
-            answered_for = self.rank in move.quorum.peers or move.quorum.sent
-            parts = chosen if answered_for else [*parts, *chosen]
+        for move in piece.moves[state.at : piece.final]:
+            if move.quorum is not None:
+                own = _summed(piece, parts) if self.rank in move.quorum.peers else None
+                chosen = self._best_replicas(move.quorum, state, own)
+                answered_for = self.rank in move.quorum.peers or move.quorum.sent
+                parts = chosen if answered_for else [*parts, *chosen]
         return _summed(piece, parts) or (None, 0)
 
     def _best_replicas(
-        self, quorum: Quorum, state: _PieceState, own: tuple[Array, int] | None
+        self, quorum: Quorum, state: PieceState, own: tuple[Array, int] | None
     ) -> list[tuple[Array, int]]:
         """The sum that covers the most cells, for each replicated part."""
         code = quorum.code
@@ -400,9 +395,10 @@ class Node:
         return array if array.dtype == dtype else array.view(dtype)
 
     def _send(
-        self, peer: int, kind: MessageKind, step: int, index: int, array: Array, covered: int = 0
+        self, peer: int, kind: MessageKind, state: PieceState, array: Array, covered: int = 0
     ) -> None:
-        self._out.append(BestEffortMessage(peer, kind, step, index, covered, array))
+        step = state.step.number
+        self._out.append(BestEffortMessage(peer, kind, step, state.index, covered, array))
 
     def _messages(self) -> list[BestEffortMessage]:
         out, self._out = self._out, []

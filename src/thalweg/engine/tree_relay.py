@@ -1,4 +1,4 @@
-"""The communication thread of one rank of a coded tree.
+"""The communication thread of one rank of a coded tree, and how the rank joins the tree.
 
 It runs the rank's node whatever the training thread does: a rank whose computation is slow or
 paused still forwards answers to the root and results to the leaves. The training thread contributes
@@ -15,21 +15,21 @@ raises an error, or uses the parts that have arrived.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import cycle
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from threading import Condition, Thread
 from time import monotonic
 
 from thalweg.codes import TREE_ROOT, Allocation
-from thalweg.engine.arrivals import Arrivals
-from thalweg.engine.step_deadlines import StepDeadlines
-from thalweg.engine.tree_node import Node, Results
+from thalweg.engine.arrivals import StepDeadlines
+from thalweg.engine.tree_node import ElementType, Node, Piece, Results, pieces_of
 from thalweg.errors import PeerLost, RunError, ThalwegError, TransportClosed, ranks_text
 from thalweg.members.abort import AbortFlag
-from thalweg.members.membership import Membership
+from thalweg.members.world import World
+from thalweg.schedules import Schedule
 from thalweg.transports import Array
 from thalweg.transports.best_effort import BestEffortMessage, BestEffortTransport, MessageKind
 
@@ -40,47 +40,49 @@ STATE_REQUEST_BACK_OFF_FACTOR = 1.5  # growth of the wait: the state may be in f
 RELAY_ABORT_POLL_SECONDS = 0.5  # between two reads of the abort flag
 RELAY_RENDEZVOUS_CHECK_SECONDS = 0.1  # the same, if members may change
 PARTIAL_RESULT_GRACE_SECONDS = 0.25  # for partial sums to reach the root
+CHILDREN_GRACE_SECONDS = 30.0  # a rank starts without children that need longer to connect
+MIN_POST_QUEUE_COUNT = 64  # messages queued for one peer
+FOLLOW = MessageKind.FOLLOW
 
 
 class Relay:
     """The relay of one rank. `beyond` is the reaction to a step beyond its deadline: wait, raise or
-    partial. `timeout` limits every wait, in seconds."""
+    partial. The timeout of `world` limits every wait."""
 
     def __init__(
         self,
+        world: World,
+        abort_flag: AbortFlag,
         transport: BestEffortTransport,
         node: Node,
         allocation: Allocation,
-        abort_flag: AbortFlag,
-        *,
-        timeout: float,
-        beyond: str = "wait",
-        membership: Membership | None = None,
+        beyond: str,
     ) -> None:
         self.rank = node.rank
-        self.timeout = timeout
+        self.timeout = world.timeout
+        self.pieces = node.pieces
+        self.spare = allocation.tree.codes[TREE_ROOT].stragglers  # tolerated by the root's code
+        self.is_closed = False
         self._messages = transport
         self._node = node
         self._abort_flag = abort_flag
-        self._membership = membership
+        self._membership = world.membership
         self._host = allocation.host
         self._sources = sources(allocation, self.rank)
         self._below = allocation.below[self.rank]
         self._all = allocation.ranks
-        self.spare = allocation.tree.codes[TREE_ROOT].stragglers  # tolerated by the root's code
         self._source = 0  # index of the source that results come from
         self._poll_seconds = (
-            RELAY_ABORT_POLL_SECONDS if membership is None else RELAY_RENDEZVOUS_CHECK_SECONDS
+            RELAY_ABORT_POLL_SECONDS if world.membership is None else RELAY_RENDEZVOUS_CHECK_SECONDS
         )
         self._deadlines = StepDeadlines()
+        self.arrivals = self._deadlines.arrivals
         self._beyond = beyond
         self._partial_until: tuple[int, float] | None = None  # step and deadline
         self._work_items: SimpleQueue[Callable[[], list[BestEffortMessage]]] = SimpleQueue()
         self._changed = Condition()
         self._state_requests = StateRequests()
         self._broken: ThalwegError | None = None
-        self._closed = False
-        self.pieces = node.pieces
         self._thread = Thread(target=self._work, name="thalweg-relay", daemon=True)
         self._thread.start()
 
@@ -95,10 +97,6 @@ class Relay:
             return self._node.contribute(step, round_number, vector)
 
         self._submit(contribute)
-
-    @property
-    def arrivals(self) -> Arrivals:
-        return self._deadlines.arrivals
 
     def has(self, step: int) -> bool:
         """True if the step's results have arrived and are still kept."""
@@ -121,7 +119,6 @@ class Relay:
     ) -> Results | None:
         """Wait for the step's results. None after `seconds`, or if they have expired.
         `when_asked` is called meanwhile if a rank requests this rank's state."""
-        what = f"the result of step {step}"
         asked = monotonic()
 
         def ask_again() -> None:
@@ -133,12 +130,17 @@ class Relay:
                 asked = monotonic()
                 self.follow_from(step, another=True)
 
-        def is_over() -> bool:
-            return step < self._node.floor
-
-        while not self._wait(is_over, seconds, what, ask_again, heeds=when_asked is not None):
+        while not self._wait(
+            lambda: step < self._node.floor, seconds, ask_again, heeds=when_asked is not None
+        ):
             if when_asked is None or not self.state_requested():
-                return None
+                if seconds is not None:
+                    return None
+                raise RunError(
+                    f"rank {self.rank} timed out after {self.timeout:g} s waiting for the result "
+                    f"of step {step}",
+                    "look at the output of the other ranks, or allow more time with timeout=",
+                )
             when_asked()
         with self._changed:
             return self._node.finished.get(step)
@@ -166,7 +168,7 @@ class Relay:
         for peer in self._donors():
             with self._changed:
                 requests.start(peer)
-            self._submit(partial(self._request, peer))
+            self._submit(partial(self._request_from, peer))
             if not self._wait(lambda: requests.refused or requests.received is not None, wait):
                 wait *= STATE_REQUEST_BACK_OFF_FACTOR
             self._wait(lambda: requests.received is not None, STATE_REFUSED_RETRY_SECONDS)
@@ -193,8 +195,7 @@ class Relay:
             if not self._sources:
                 return again
             left = self._move_on() if another else []
-            message = BestEffortMessage(self._sources[self._source], MessageKind.FOLLOW, step)
-            return [*again, *left, *self._with_hello(message)]
+            return [*again, *left, *self._with_hello(self._sources[self._source], FOLLOW, step)]
 
         self._submit(follow)
 
@@ -211,21 +212,17 @@ class Relay:
             neighbours = [*source, *self._below, *self._node.followers]
             return [peer for peer in neighbours if not self._messages.is_down(peer)]
 
-    @property
-    def is_closed(self) -> bool:
-        return self._closed
-
     def close(self) -> None:
-        if self._closed:
+        if self.is_closed:
             return
-        self._closed = True
+        self.is_closed = True
         self._messages.wake()
         self._thread.join(ROOT_RECONNECT_SECONDS)
         self._messages.close()
 
     def _submit(self, work: Callable[[], list[BestEffortMessage]]) -> None:
         """Run `work` in the communication thread, and send the messages that it returns."""
-        if self._closed:
+        if self.is_closed:
             raise TransportClosed(f"rank {self.rank} communicates after close()", "do so before it")
         self._work_items.put(work)
         self._messages.wake()
@@ -234,50 +231,48 @@ class Relay:
         self,
         over: Callable[[], bool],
         seconds: float | None,
-        what: str = "",
         on_poll: Callable[[], None] = lambda: None,
         *,
         heeds: bool = False,
     ) -> bool:
-        """Wait until `over`. False after `seconds`, if they are given, or if a rank requests a
-        state and this rank `heeds` requests. RunError after the timeout; the run's failure."""
+        """Wait until `over`. False after `seconds`, by default the timeout, or if a rank requests a
+        state and this rank `heeds` requests. Raises the run's failure."""
         deadline = monotonic() + (self.timeout if seconds is None else seconds)
-        while monotonic() < deadline:
+
+        def is_asked() -> bool:
+            return heeds and bool(self._state_requests.requesters)
+
+        while (left := deadline - monotonic()) > 0:
             with self._changed:
-                next_poll = min(deadline, monotonic() + self._poll_seconds)
-                while not over():
-                    if self._broken is not None:
-                        raise self._broken
-                    if heeds and self._state_requests.requesters:
-                        return False
-                    left = next_poll - monotonic()
-                    if left <= 0:
-                        break
-                    self._changed.wait(left)
-                else:
+                self._changed.wait_for(
+                    lambda: over() or self._broken is not None or is_asked(),
+                    min(left, self._poll_seconds),
+                )
+                if over():
                     return True
+                if self._broken is not None:
+                    raise self._broken
+                if is_asked():
+                    return False
             if self._membership is not None:
                 self._membership.raise_if_rendezvous()
             abort = self._abort_flag.poll()
             if abort is not None:
                 raise abort
             on_poll()
-        if seconds is None:
-            raise RunError(
-                f"rank {self.rank} timed out after {self.timeout:g} s waiting for {what}",
-                "look at the output of the other ranks, or allow more time with timeout=",
-            )
         return False
 
     # In the communication thread
 
     def _work(self) -> None:
         try:
-            while not self._closed:
+            while not self.is_closed:
                 messages = self._messages.receive(self._seconds_to_next_check())
                 with self._changed:
                     floor = self._node.floor
-                    out = self._run_submitted()
+                    out = []
+                    while not self._work_items.empty():
+                        out += self._work_items.get()()
                     for message in messages:
                         out += self._arrive(message)
                     out += self._check_source()
@@ -293,29 +288,23 @@ class Relay:
         except BaseException as error:
             self._fail(error)
 
-    def _run_submitted(self) -> list[BestEffortMessage]:
-        out = []
-        with suppress(Empty):
-            while True:
-                out += self._work_items.get_nowait()()
-        return out
-
     def _arrive(self, message: BestEffortMessage) -> list[BestEffortMessage]:
+        left = []
         if message.kind in (MessageKind.REQUEST, MessageKind.STATE):
             self._changed.notify_all()
             return self._state_requests.arrive(message)
+        if message.kind is MessageKind.HELLO:
+            return []
         if message.kind is MessageKind.LEAVE:
             self._node.followers.discard(message.peer)
-        elif message.kind is MessageKind.FOLLOW:
-            return self._node.arrive(message)
-        elif message.kind is not MessageKind.HELLO:
+            return []
+        if message.kind is not FOLLOW:
             self._deadlines.seen(message.step, monotonic(), message.peer)
             is_result = message.kind is MessageKind.RESULT
             if self._source and is_result and message.peer == self._sources[0]:
-                left, self._source = self._sources[self._source], 0
-                return [BestEffortMessage(left, MessageKind.LEAVE, 0), *self._node.arrive(message)]
-            return self._node.arrive(message)
-        return []
+                left = [BestEffortMessage(self._sources[self._source], MessageKind.LEAVE, 0)]
+                self._source = 0
+        return [*left, *self._node.arrive(message)]
 
     def _check_source(self) -> list[BestEffortMessage]:
         """Follow the next connected source if the current one is lost. A rank that has finished
@@ -326,7 +315,7 @@ class Relay:
         left = self._move_on()
         if not self._source_is_down():
             source, floor = self._sources[self._source], self._node.floor
-            return [*left, *self._with_hello(BestEffortMessage(source, MessageKind.FOLLOW, floor))]
+            return [*left, *self._with_hello(source, FOLLOW, floor)]
         seconds = self._messages.seconds_down(self._host)
         if self._membership is None and seconds > ROOT_RECONNECT_SECONDS:
             raise PeerLost(
@@ -387,14 +376,14 @@ class Relay:
                 return [leave] if before else []
         return []
 
-    def _with_hello(self, message: BestEffortMessage) -> list[BestEffortMessage]:
+    def _with_hello(self, peer: int, kind: MessageKind, step: int) -> list[BestEffortMessage]:
         """A message to a peer that may not know this rank's address, preceded by a greeting."""
-        return [self._messages.hello(message.peer), message]
+        return [self._messages.hello(peer), BestEffortMessage(peer, kind, step)]
 
-    def _request(self, peer: int) -> list[BestEffortMessage]:
+    def _request_from(self, peer: int) -> list[BestEffortMessage]:
         """A request for the peer's state, and refusals to the ranks that requested this one's."""
-        request = BestEffortMessage(peer, MessageKind.REQUEST, 0)
-        return [*self._with_hello(request), *self._state_requests.answer(None)]
+        request = self._with_hello(peer, MessageKind.REQUEST, 0)
+        return [*request, *self._state_requests.answer(None)]
 
     def _donors(self) -> Iterator[int]:
         """The ranks to request a state from, without end: in each turn the nearest ones, then one
@@ -415,25 +404,56 @@ class Relay:
             requests.refused = True
             self._changed.notify_all()
 
-    def _ends_run(self, error: BaseException) -> bool:
-        """True if the error ends the run for all ranks: it is the root's, or more ranks have lost
-        the root than the code tolerates stragglers."""
-        if self.rank == self._host:
-            return True
-        return isinstance(error, PeerLost) and self._abort_flag.witness("no root") > self.spare
-
     def _fail(self, error: BaseException) -> None:
+        """Make waits raise this error. It ends the run for all ranks if it is the root's, or if
+        more ranks have lost the root than the code tolerates stragglers."""
         kind = type(error).__name__
         meant = (
             error
             if isinstance(error, ThalwegError)
             else RunError(f"the relay of rank {self.rank} ended: {kind}: {error}", "report this")
         )
-        if not self._closed and self._ends_run(error):
+        if not self.is_closed and (
+            self.rank == self._host
+            or (isinstance(error, PeerLost) and self._abort_flag.witness("no root") > self.spare)
+        ):
             self._abort_flag.raise_flag(meant.problem)
         with self._changed:
             self._broken = meant
             self._changed.notify_all()
+
+
+def join_tree(
+    world: World,
+    abort_flag: AbortFlag,
+    allocation: Allocation,
+    schedules: Sequence[Schedule],
+    element_types: Sequence[ElementType],
+    *,
+    beyond: str = "wait",
+    make: Callable[[int, Sequence[Piece], Allocation], Node] = Node,
+    first: int = 0,
+) -> Relay:
+    """Connect to parent and children, send them this rank's address in case it rejoins, and start
+    with the step `first`. Children may connect later, or never."""
+    pieces = pieces_of(schedules, element_types, world.rank)
+    node = make(world.rank, pieces, allocation)
+    node.skip_to(first)
+    # The queue bridges a peer's absence.
+    queue_length = max(MIN_POST_QUEUE_COUNT, (1 + node.kept) * len(pieces))
+    transport = world.best_effort_transport(queue_length)
+    try:
+        above, below = sources(allocation, world.rank)[:1], allocation.below[world.rank]
+        transport.wait_for_peers(above, monotonic() + world.timeout)
+        with suppress(PeerLost):
+            patience = min(world.timeout, CHILDREN_GRACE_SECONDS)
+            transport.wait_for_peers(below, monotonic() + patience)
+        for neighbour in (*above, *below):
+            transport.send(transport.hello(neighbour))
+    except BaseException:
+        transport.close()
+        raise
+    return Relay(world, abort_flag, transport, node, allocation, beyond)
 
 
 def sources(allocation: Allocation, rank: int) -> list[int]:

@@ -34,7 +34,7 @@ from thalweg.errors import LabError
 from thalweg.facts import Cluster, Duration, Host, Link, Rack, Rate
 from thalweg.facts.toml_reader import TomlTable
 from thalweg.lab.shaping import BOTH_DIRECTIONS, Direction, Shape
-from thalweg.launch.place import WorkerControl
+from thalweg.launch.worker_group import WorkerGroup
 
 if TYPE_CHECKING:
     from thalweg.lab.lab import Lab
@@ -222,7 +222,7 @@ class EventRunner:
             self._pending.remove(event)
             self.begin(event, None)
 
-    def poll(self, workers: WorkerControl) -> None:
+    def poll(self, workers: WorkerGroup) -> None:
         if workers.running:
             self._step = min(workers.steps.get(rank, 0) for rank in workers.running)
         for event in list(self._pending):
@@ -233,14 +233,14 @@ class EventRunner:
         for _ in self.end_due(workers):
             pass
 
-    def begin(self, event: Event, workers: WorkerControl | None) -> None:
+    def begin(self, event: Event, workers: WorkerGroup | None) -> None:
         """Apply an event now, and end it when its time is over."""
         self.fired.append(AppliedEvent(event=event, seconds=self.now.seconds, step=self._step))
         self._apply(event.action, event, workers)
         if event.until is not None:
             self._active.append(event)
 
-    def end_due(self, workers: WorkerControl) -> Iterator[Event]:
+    def end_due(self, workers: WorkerGroup) -> Iterator[Event]:
         """End the events whose time is over, and yield each afterwards."""
         for event in [e for e in self._active if e.until is not None and self.now >= e.until]:
             if event.action in END_ACTIONS:
@@ -248,7 +248,7 @@ class EventRunner:
             self._active.remove(event)
             yield event
 
-    def _apply(self, action: Action, event: Event, workers: WorkerControl | None) -> None:
+    def _apply(self, action: Action, event: Event, workers: WorkerGroup | None) -> None:
         if action in self._handlers:
             self._handlers[action]()
         elif workers is not None and action == "store":

@@ -1,9 +1,8 @@
-"""The place where the workers of a run are, and the interfaces that control them there."""
+"""The place where the workers of a run are."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Protocol
+from collections.abc import Mapping
 
 
 class Place:
@@ -27,41 +26,3 @@ class Place:
 
 
 HERE = Place()
-
-
-class WorkerControl(Protocol):
-    """Control of a run's workers for a hook. A worker that the hook kills is no failure."""
-
-    @property
-    def running(self) -> Collection[int]: ...
-
-    @property
-    def steps(self) -> Mapping[int, int]:
-        """The last step that each rank reported."""
-        ...
-
-    def kill(self, rank: int) -> None: ...
-
-    def restart(self, rank: int) -> None:
-        """Start this worker again, after killing it if it runs."""
-        ...
-
-    def pause(self, rank: int) -> None: ...
-
-    def resume(self, rank: int) -> None: ...
-
-    def kill_store(self) -> None:
-        """Kill the store's process; the supervisor starts another."""
-        ...
-
-
-class SupervisorHook(Protocol):
-    """A hook that the supervisor calls, for example to inject events."""
-
-    def prepare(self) -> None:
-        """Prepare, before any worker starts."""
-        ...
-
-    def poll(self, workers: WorkerControl) -> None:
-        """React to the workers, after each of their messages and many times a second."""
-        ...

@@ -18,11 +18,11 @@ import os
 import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from ipaddress import ip_address
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from threading import Thread
 from time import monotonic, sleep
 from typing import TYPE_CHECKING
@@ -44,6 +44,18 @@ STORE_CONNECT_RETRY_SECONDS = 0.1
 STORE_BACKLOG_COUNT = 512  # connections that the store has yet to accept
 
 
+# Rank, size, rank on the host and size there
+MPI_VARIABLES = {
+    "openmpi": (
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    "mpich": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # Intel MPI, too
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankAssignment:
     """The rank and size of this process, and the address of the store."""
@@ -62,7 +74,7 @@ def read_rank_assignment(environment: Mapping[str, str]) -> RankAssignment:
     variables = {name: value for name, value in environment.items() if value}
     if "RANK" in variables and "WORLD_SIZE" in variables:
         return _torchrun(variables)
-    assignment = _openmpi(variables) or _slurm(variables) or _hydra(variables)
+    assignment = _mpi(variables, "openmpi") or _slurm(variables) or _mpi(variables, "mpich")
     if assignment is not None:
         _check_agreement(assignment, variables)
         return assignment
@@ -122,20 +134,8 @@ def _torchrun(variables: Mapping[str, str]) -> RankAssignment:
     )
 
 
-def _openmpi(variables: Mapping[str, str]) -> RankAssignment | None:
-    names = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK")
-    return _mpi(variables, names, "OMPI_COMM_WORLD_LOCAL_SIZE", "openmpi")
-
-
-def _hydra(variables: Mapping[str, str]) -> RankAssignment | None:
-    """The assignment by MPICH or Intel MPI."""
-    names = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID")
-    return _mpi(variables, names, "MPI_LOCALNRANKS", "mpich")
-
-
-def _mpi(
-    variables: Mapping[str, str], names: tuple[str, str, str], local_size: str, launcher: str
-) -> RankAssignment | None:
+def _mpi(variables: Mapping[str, str], launcher: str) -> RankAssignment | None:
+    *names, local_size = MPI_VARIABLES[launcher]
     if names[0] not in variables or names[1] not in variables:
         return None
     on_one_host = variables.get(local_size) == variables[names[1]]
@@ -177,7 +177,7 @@ def first_host(nodelist: str) -> str:
 
 def _assignment_from(
     variables: Mapping[str, str],
-    names: tuple[str, str, str],
+    names: Sequence[str],
     *,
     launcher: str,
     address: str | None,
@@ -242,25 +242,23 @@ def _connected(assignment: RankAssignment, address: str, port: int, timeout: flo
     deadline = monotonic() + timeout
     if not serves:
         _wait_for_listener(assignment, address, port, deadline)
-    answer: SimpleQueue[Store | Exception] = SimpleQueue()
+    answer: Future[Store] = Future()
     Thread(target=_connect, args=(answer, address, port, serves, timeout), daemon=True).start()
     try:
-        store = answer.get(timeout=max(deadline - monotonic(), STORE_CONNECT_RETRY_SECONDS))
-    except Empty:
-        store = TimeoutError("the server there doesn't answer as a store")
-    if not isinstance(store, Exception):
-        return store
-    if serves and "EADDRINUSE" in str(store):
+        return answer.result(max(deadline - monotonic(), STORE_CONNECT_RETRY_SECONDS))
+    except TimeoutError:
+        reason: Exception = TimeoutError("the server there doesn't answer as a store")
+    except (RuntimeError, ValueError) as error:
+        reason = error
+    if serves and "EADDRINUSE" in str(reason):
         raise LaunchError(
             f"rank 0 can't host the store: port {port} is in use",
             "set MASTER_PORT to a free one, the same on all workers",
-        ) from None
-    raise _unreachable(assignment, address, port, store)
+        )
+    raise _unreachable(assignment, address, port, reason)
 
 
-def _connect(
-    answer: SimpleQueue[Store | Exception], address: str, port: int, serves: bool, timeout: float
-) -> None:
+def _connect(answer: Future[Store], address: str, port: int, serves: bool, timeout: float) -> None:
     from torch._C._distributed_c10d import TCPStore
 
     listener = _listener(address, port) if serves else None
@@ -274,10 +272,10 @@ def _connect(
             multi_tenant=True,  # torch's process group may use the same port
             master_listen_fd=None if listener is None else listener.detach(),
         )
-    except (RuntimeError, ValueError) as error:
-        answer.put(error)
+    except Exception as error:
+        answer.set_exception(error)
     else:
-        answer.put(store)
+        answer.set_result(store)
 
 
 def _listener(address: str, port: int) -> socket.socket | None:

@@ -40,7 +40,6 @@ def fork_store(
 
 
 def _be_store(place: Place, port: int, supervisors: Sequence[int], answer: int) -> NoReturn:
-    code = 1
     try:
         os.setsid()
         os.write(supervisors[0], b"%d\n" % os.getpid())
@@ -60,7 +59,7 @@ def _be_store(place: Place, port: int, supervisors: Sequence[int], answer: int) 
     except ThalwegError as error:
         _report(answer, error.problem, error.remedy)
     finally:
-        os._exit(code)
+        os._exit(1)
 
 
 def _report(answer: int, problem: str, remedy: str) -> None:

@@ -13,17 +13,18 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
+from math import inf
 from time import monotonic
 from typing import Any
 
 from thalweg.errors import DEBUG_VARIABLE, UsageError, WorkerFailed, ranks_text
-from thalweg.launch.place import HERE, Place, SupervisorHook
+from thalweg.launch.place import HERE, Place
 from thalweg.launch.rank_assignment import LAUNCHER_VARIABLE
 from thalweg.launch.root_cause import root_cause
 from thalweg.launch.secret import SECRET_VARIABLE, find_secret, new_secret
-from thalweg.launch.worker_group import OnLine, OnMessage, WorkerGroup
-from thalweg.launch.worker_process import SendMessage, Work, WorkerSpec, program
+from thalweg.launch.worker_group import OnLine, OnMessage, SupervisorHook, WorkerGroup
+from thalweg.launch.worker_process import SendMessage, Work, WorkerSpec, program, signals_noted
 
 __all__ = ["SendMessage", "Work", "print_prefixed", "run_command", "run_workers"]
 
@@ -116,8 +117,8 @@ def _supervise(
     workers: WorkerGroup, work: Work, grace: float, timeout: float | None, debug: bool
 ) -> None:
     """Start all workers, wait for them, and raise the root cause of a failure."""
-    deadline = None if timeout is None else monotonic() + timeout
-    with workers.keeping_signals():
+    deadline = inf if timeout is None else monotonic() + timeout
+    with signals_noted(workers.signals):
         try:
             shared = _environment(workers.size, workers.place.address, workers.host_store())
             workers.start(
@@ -126,7 +127,7 @@ def _supervise(
             workers.watch(deadline, workers.done)
             overdue = [] if workers.done() else sorted(workers.running)
             if workers.has_failed():
-                workers.watch(_earlier(deadline, monotonic() + grace), workers.is_cancelled)
+                workers.watch(min(deadline, monotonic() + grace), workers.is_cancelled)
             if signal.SIGINT in workers.signals:
                 workers.interrupt(grace)
         finally:
@@ -159,14 +160,6 @@ def _environment(size: int, address: str, port: int) -> dict[str, str]:
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or "1",
         "PYTHONUNBUFFERED": "1",  # the output goes through a pipe, and is shown at once
-        **_secret(os.environ),
+        # No other user can read variables.
+        **({} if find_secret(os.environ) else {SECRET_VARIABLE: new_secret()}),
     }
-
-
-def _secret(environment: Mapping[str, str]) -> dict[str, str]:
-    """A new secret for this job if none is set, as a variable: no other user can read those."""
-    return {} if find_secret(environment) else {SECRET_VARIABLE: new_secret()}
-
-
-def _earlier(deadline: float | None, other: float) -> float:
-    return other if deadline is None else min(deadline, other)

@@ -8,25 +8,24 @@ import resource
 import selectors
 import signal
 import sys
-import threading
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
 
 from thalweg.errors import RunError, ThalwegError, UsageError, WorkerFailed
-from thalweg.launch.place import Place, SupervisorHook
+from thalweg.launch.place import Place
 from thalweg.launch.root_cause import StderrFailure, WorkerExit
 from thalweg.launch.store_process import fork_store
 from thalweg.launch.worker_process import (
     PIPE_CHUNK_BYTES,
     Failure,
     LinePipe,
-    WorkerPipes,
     WorkerSpec,
     be_worker,
     fork,
@@ -82,6 +81,16 @@ class _Worker:
                 os.kill(self.pid, number)
 
 
+class SupervisorHook(Protocol):
+    """A hook that the supervisor calls, for example to inject events."""
+
+    def prepare(self) -> None:
+        """Prepare, before any worker starts."""
+
+    def poll(self, workers: WorkerGroup) -> None:
+        """React to the workers, after each of their messages and many times a second."""
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class WorkerGroup:
     """Forks the store and the workers, and reads their pipes until all have ended."""
@@ -97,7 +106,7 @@ class WorkerGroup:
     on_line: OnLine
     director: SupervisorHook | None = None
     running: dict[int, _Worker] = field(default_factory=dict)
-    steps: dict[int, int] = field(default_factory=dict)
+    steps: dict[int, int] = field(default_factory=dict)  # the last one that each rank reported
     ends: list[WorkerExit] = field(default_factory=list)
     failures: list[WorkerExit] = field(default_factory=list)
     killed: list[int] = field(default_factory=list)  # by the director
@@ -131,23 +140,6 @@ class WorkerGroup:
     def _is_spare(self, exit_: WorkerExit) -> bool:
         return exit_.rank in self.spare or (self.survives and exit_.code < 0)
 
-    @contextmanager
-    def keeping_signals(self) -> Iterator[None]:
-        """Record Ctrl-C and SIGTERM inside this context instead of raising them anywhere."""
-        previous: dict[int, Any] = {}
-        if threading.current_thread() is threading.main_thread():
-            for ours in (signal.SIGINT, signal.SIGTERM):
-                if signal.getsignal(ours) not in (signal.SIG_IGN, None):
-                    previous[ours] = signal.signal(ours, self._note_signal)
-        try:
-            yield
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
-
-    def _note_signal(self, number: int, frame: Any) -> None:
-        self.signals.append(number)
-
     def host_store(self) -> int:
         """Start the store, before any worker; its port."""
         allow_descriptors(3 * self.size)
@@ -173,16 +165,9 @@ class WorkerGroup:
             for _ in range(3):
                 pipes.append(os.pipe())
             reads, writes = zip(*pipes, strict=True)
-            worker_pipes = WorkerPipes(
-                rank=rank,
-                restarts=sum(exit_.rank == rank for exit_ in self.ends),
-                stdout=writes[0],
-                stderr=writes[1],
-                messages=writes[2],
-                guard=self._guard[1],
-                to_close=(*reads, *self._descriptors()),
-            )
-            pid = fork(lambda: be_worker(worker_pipes, job))
+            restarts = sum(exit_.rank == rank for exit_ in self.ends)
+            guard, to_close = self._guard[1], (*reads, *self._descriptors())
+            pid = fork(lambda: be_worker(job, rank, restarts, writes, guard, to_close))
         except OSError as error:
             for end in (end for pipe in pipes for end in pipe):
                 os.close(end)
@@ -203,6 +188,7 @@ class WorkerGroup:
             self._selector.register(pipe.descriptor, selectors.EVENT_READ, pipe)
 
     def kill(self, rank: int) -> None:
+        """Kill this worker, which is no failure."""
         worker = self.running.get(rank)
         if worker is not None:
             worker.expected = True
@@ -210,6 +196,7 @@ class WorkerGroup:
             self.killed.append(rank)
 
     def restart(self, rank: int) -> None:
+        """Start this worker again, after killing it if it runs."""
         if rank in self.running:
             self.running[rank].restarts = True
             self.kill(rank)
@@ -225,6 +212,7 @@ class WorkerGroup:
             self.running[rank].send(signal.SIGCONT)
 
     def kill_store(self) -> None:
+        """Kill the store's process, which is replaced."""
         if self._store is not None:
             self._store_began = 0.0  # its early end is no reason against another
             os.kill(self._store, signal.SIGKILL)
@@ -233,12 +221,10 @@ class WorkerGroup:
         for worker in self.running.values():
             yield from (pipe.descriptor for pipe in worker.pipes)
 
-    def watch(self, deadline: float | None, enough: Callable[[], bool]) -> None:
+    def watch(self, deadline: float, enough: Callable[[], bool]) -> None:
         """Read the workers' pipes until all have ended, or `enough`, or the deadline."""
         while self.running and not enough():
-            left = WORKER_EXIT_POLL_SECONDS
-            if deadline is not None:
-                left = min(left, deadline - monotonic())
+            left = min(WORKER_EXIT_POLL_SECONDS, deadline - monotonic())
             if left <= 0:
                 return
             for key, _ in self._selector.select(left):
@@ -267,7 +253,7 @@ class WorkerGroup:
             self.watch(monotonic() + min(grace, TERM_GRACE_SECONDS), lambda: False)
         finally:
             self._send(signal.SIGKILL)
-            self.watch(None, lambda: False)
+            self.watch(inf, lambda: False)
             self._selector.close()
             if self._store is not None:
                 _kill(self._store)

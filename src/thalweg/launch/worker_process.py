@@ -20,12 +20,13 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from threading import Lock, current_thread, main_thread
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from thalweg.errors import INTERRUPTED_EXIT_CODE, ThalwegError, UsageError
 from thalweg.launch.place import Place
@@ -36,12 +37,8 @@ RESTARTS_VARIABLE = "THALWEG_RESTARTS"  # number of restarts of this worker
 MAX_PROBLEM_CHARACTERS = 400
 
 
-class SendMessage(Protocol):
-    """A function that sends one JSON object from a worker to the supervisor."""
-
-    def __call__(self, message: Mapping[str, Any]) -> None: ...
-
-
+SendMessage = Callable[[Mapping[str, Any]], None]
+"""A function that sends one JSON object from a worker to the supervisor."""
 Work = Callable[[int, SendMessage], Mapping[str, Any] | None]
 
 
@@ -56,19 +53,6 @@ class WorkerSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerPipes:
-    """The rank of one worker, and its ends of the pipes."""
-
-    rank: int
-    restarts: int  # number of earlier processes of this rank
-    stdout: int
-    stderr: int
-    messages: int
-    guard: int
-    to_close: Sequence[int]  # the supervisor's descriptors
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
     """The error of a worker, as it reports it."""
 
@@ -79,12 +63,9 @@ class Failure:
 
 
 @contextmanager
-def signals_blocked() -> Iterator[None]:
-    """Delay Ctrl-C and SIGTERM until the end of this context. The mask blocks them in this thread
-    and its forks; a library's thread may still receive one, which is raised again at the end."""
-    noted: list[int] = []
+def signals_noted(noted: list[int]) -> Iterator[None]:
+    """Append Ctrl-C and SIGTERM to this list inside the context instead of raising them."""
     previous: dict[int, Any] = {}
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_SIGNALS)
     try:
         if current_thread() is main_thread():
             for number in HELD_SIGNALS:
@@ -94,6 +75,18 @@ def signals_blocked() -> Iterator[None]:
     finally:
         for ours, handler in previous.items():
             signal.signal(ours, handler)
+
+
+@contextmanager
+def signals_blocked() -> Iterator[None]:
+    """Delay Ctrl-C and SIGTERM until the end of this context. The mask blocks them in this thread
+    and its forks; a library's thread may still receive one, which is raised again at the end."""
+    noted: list[int] = []
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_SIGNALS)
+    try:
+        with signals_noted(noted):
+            yield
+    finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for came in noted:
             signal.raise_signal(came)
@@ -121,20 +114,30 @@ def fork_guard() -> tuple[int, int]:
     return pid, writes
 
 
-def be_worker(pipes: WorkerPipes, job: WorkerSpec) -> NoReturn:
+def be_worker(
+    job: WorkerSpec,
+    rank: int,
+    restarts: int,
+    pipes: Sequence[int],
+    guard: int,
+    to_close: Iterable[int],
+) -> NoReturn:
+    """Do the work of this rank in a fork, after `restarts` earlier processes of the rank. `pipes`
+    are its ends for stdout, stderr and messages, `to_close` the supervisor's descriptors."""
     code = 1
     gc.freeze()  # otherwise the first full collection copies all memory shared with the parent
     atexit._clear()  # the parent's functions
     try:
         os.setsid()
-        os.write(pipes.guard, b"%d\n" % os.getpid())
-        for descriptor in (pipes.guard, *pipes.to_close):
+        os.write(guard, b"%d\n" % os.getpid())
+        for descriptor in (guard, *to_close):
             os.close(descriptor)
-        _redirect(pipes)
-        os.environ.update(job.environment, RANK=str(pipes.rank))
-        os.environ.update(job.place.environment(pipes.rank))
-        os.environ[RESTARTS_VARIABLE] = str(pipes.restarts)
-        code = _outcome(pipes.rank, job, _Messages(pipes.messages))
+        stdout, stderr, messages = pipes
+        _redirect(stdout, stderr)
+        os.environ.update(job.environment, RANK=str(rank))
+        os.environ.update(job.place.environment(rank))
+        os.environ[RESTARTS_VARIABLE] = str(restarts)
+        code = _outcome(rank, job, partial(_send, messages, Lock()))
         if code == 0:
             atexit._run_exitfuncs()  # as at the end of a script: they close the run
     finally:
@@ -210,32 +213,23 @@ class LinePipe:
             self._partial = b""
 
 
-class _Messages:
-    """The worker's end of its message pipe: JSON lines `{kind: content}`."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._lock = Lock()
-
-    def send(self, kind: str, content: Mapping[str, Any]) -> None:
-        try:
-            left = json.dumps({kind: dict(content)}).encode() + b"\n"
-        except (TypeError, ValueError) as error:
-            raise UsageError(
-                f"a worker's {kind} can't be sent as JSON: {error}",
-                "send numbers, strings, lists and dicts of them",
-            ) from None
-        with self._lock:
-            while left:
-                left = left[os.write(self._descriptor, left) :]
-
-    def report(self, message: Mapping[str, Any]) -> None:
-        self.send("message", message)
+def _send(descriptor: int, lock: Lock, kind: str, content: Mapping[str, Any]) -> None:
+    """Write the JSON line `{kind: content}` to the message pipe; any thread may call this."""
+    try:
+        left = json.dumps({kind: dict(content)}).encode() + b"\n"
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"a worker's {kind} can't be sent as JSON: {error}",
+            "send numbers, strings, lists and dicts of them",
+        ) from None
+    with lock:
+        while left:
+            left = left[os.write(descriptor, left) :]
 
 
-def _redirect(pipes: WorkerPipes) -> None:
+def _redirect(stdout: int, stderr: int) -> None:
     null = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((null, 0), (pipes.stdout, 1), (pipes.stderr, 2)):
+    for source, target in ((null, 0), (stdout, 1), (stderr, 2)):
         os.dup2(source, target)
         os.close(source)
     sys.stdin = os.fdopen(0, closefd=False)
@@ -243,21 +237,27 @@ def _redirect(pipes: WorkerPipes) -> None:
     sys.stderr = os.fdopen(2, "w", 1, "utf-8", "backslashreplace", closefd=False)
 
 
-def _outcome(rank: int, job: WorkerSpec, messages: _Messages) -> int:
+def _outcome(rank: int, job: WorkerSpec, send: Callable[[str, Mapping[str, Any]], None]) -> int:
     """Do the work and report its result or failure; the exit code."""
     try:
         _reset_signals()
         job.place.enter(rank)
-        messages.send("result", job.entry_point(rank, messages.report) or {})
+        send("result", job.entry_point(rank, partial(send, "message")) or {})
     except KeyboardInterrupt:
         return INTERRUPTED_EXIT_CODE
     except SystemExit as leave:
-        return _exit_code(leave, messages)
+        if leave.code is None or leave.code == 0:
+            send("result", {})
+        elif isinstance(leave.code, int):
+            return leave.code
+        else:
+            print(leave.code, file=sys.stderr)
+            return 1
     except BaseException as error:
         if job.debug:
             traceback.print_exc()
         failure = _failure(error, job.debug)
-        messages.send("failure", asdict(failure))
+        send("failure", asdict(failure))
         return failure.exit_code
     return 0
 
@@ -268,16 +268,6 @@ def _reset_signals() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_SIGNALS)
-
-
-def _exit_code(leave: SystemExit, messages: _Messages) -> int:
-    if leave.code is None or leave.code == 0:
-        messages.send("result", {})
-        return 0
-    if isinstance(leave.code, int):
-        return leave.code
-    print(leave.code, file=sys.stderr)
-    return 1
 
 
 def _failure(error: BaseException, debug: bool) -> Failure:

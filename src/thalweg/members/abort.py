@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from time import monotonic, sleep
 
 from thalweg.errors import (
@@ -29,8 +30,8 @@ _ROLL_CALL_KEY = "rollcall"
 _ABORT_KEY = "alarm"
 
 
-class ResponseCheck:
-    """A roll call through the store that finds the ranks that don't respond.
+class AbortFlag:
+    """The abort flag of all `ranks`, as one of them uses it; and a roll call through the store.
 
     When one rank of a ring stops, all others wait for a neighbour, and each would blame its own. So
     the first rank that times out starts a roll call; ranks that wait respond, since they poll the
@@ -38,41 +39,10 @@ class ResponseCheck:
     the root cause.
     """
 
-    def __init__(self, client: StoreClient, ranks: Sequence[int]) -> None:
-        self._store_client = client
-        self._ranks = ranks
-        self._answered = False
-
-    def respond(self) -> None:
-        """Respond to a roll call, if there is one."""
-        if not self._answered and self._store_client.call(lambda s: s.check([_ROLL_CALL_KEY])):
-            self._write_response()
-
-    def unresponsive(self) -> list[int]:
-        """Start a roll call; the ranks that don't respond."""
-        self._store_client.call(lambda store: store.add(_ROLL_CALL_KEY, 1))
-        self._write_response()
-        deadline = monotonic() + ROLL_CALL_TIMEOUT_SECONDS
-        while (missing := self._missing()) and monotonic() < deadline:
-            sleep(ROLL_CALL_POLL_SECONDS)
-        return missing
-
-    def _write_response(self) -> None:
-        self._answered = True
-        key = f"{_ROLL_CALL_KEY}/{self._store_client.rank}"
-        self._store_client.call(lambda store: store.add(key, 1))
-
-    def _missing(self) -> list[int]:
-        keys = {rank: f"{_ROLL_CALL_KEY}/{rank}" for rank in self._ranks}
-        return self._store_client.call(lambda s: [r for r in keys if not s.check([keys[r]])])
-
-
-class AbortFlag:
-    """The abort flag of all `ranks`, as one of them uses it."""
-
     def __init__(self, store: Store, rank: int, ranks: Sequence[int] = ()) -> None:
         self._store_client = StoreClient(store, rank)
-        self._responses = ResponseCheck(self._store_client, ranks or (rank,))
+        self._ranks = ranks or (rank,)
+        self._responded = False
         self._found: PeerFailed | None = None  # by this rank's roll call
 
     def raise_flag(self, problem: str) -> None:
@@ -81,20 +51,36 @@ class AbortFlag:
         with suppress(RunError):
             self._store_client.call(lambda store: store.compare_set(_ABORT_KEY, "", text))
 
-    def raise_for_late_peer(self, late: PeerLate) -> None:
+    def _raise_for_late_peer(self, late: PeerLate) -> None:
         """Raise the flag for a late peer, after a roll call that finds the root cause."""
         problem = late.problem
         with suppress(RunError):
-            if self.poll() is None and (absent := self._responses.unresponsive()):
+            if self.poll() is None and (absent := self._unresponsive()):
                 don_t = "doesn't" if len(absent) == 1 else "don't"
-                seen = "".join(map(self._last_seen, absent))
+                seen = ""
+                for rank in absent:
+                    activity = self._store_client.call(partial(last_seen, key=key_of(rank)))
+                    seen += f", rank {rank} was last seen {activity}" if activity else ""
                 problem = f"{ranks_text(absent)} {don_t} answer{seen}: {problem}"
                 self._found = PeerFailed(problem, f"look at the output of {ranks_text(absent)}")
         self.raise_flag(problem)
 
-    def _last_seen(self, rank: int) -> str:
-        seen = self._store_client.call(lambda store: last_seen(store, key_of(rank)))
-        return f", rank {rank} was last seen {seen}" if seen else ""
+    def _unresponsive(self) -> list[int]:
+        """Start a roll call; the ranks that don't respond."""
+        self._store_client.call(lambda store: store.add(_ROLL_CALL_KEY, 1))
+        self._respond()
+        keys = {rank: f"{_ROLL_CALL_KEY}/{rank}" for rank in self._ranks}
+        deadline = monotonic() + ROLL_CALL_TIMEOUT_SECONDS
+        while True:
+            missing = self._store_client.call(lambda s: [r for r in keys if not s.check([keys[r]])])
+            if not missing or monotonic() >= deadline:
+                return missing
+            sleep(ROLL_CALL_POLL_SECONDS)
+
+    def _respond(self) -> None:
+        self._responded = True
+        key = f"{_ROLL_CALL_KEY}/{self._store_client.rank}"
+        self._store_client.call(lambda store: store.add(key, 1))
 
     def witness(self, what: str) -> int:
         """The number of ranks that have reported `what`, including this one."""
@@ -105,7 +91,8 @@ class AbortFlag:
     def poll(self) -> PeerFailed | None:
         """The failure that another rank published, or the loss of the store; else None."""
         try:
-            self._responses.respond()
+            if not self._responded and self._store_client.call(lambda s: s.check([_ROLL_CALL_KEY])):
+                self._respond()
             text = self._store_client.call(
                 lambda s: s.get(_ABORT_KEY) if s.check([_ABORT_KEY]) else None
             )
@@ -120,7 +107,7 @@ class AbortFlag:
     def first_cause(self, error: BaseException) -> BaseException:
         """Raise the flag for this error; return the first cause, if another rank published it."""
         if isinstance(error, PeerLate):
-            self.raise_for_late_peer(error)
+            self._raise_for_late_peer(error)
         elif isinstance(error, ThalwegError) and not isinstance(error, PeerFailed):
             self.raise_flag(error.problem)
         elif not isinstance(error, ThalwegError):

@@ -16,7 +16,6 @@ from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from time import monotonic
-from types import FrameType
 from typing import Any
 
 import torch
@@ -67,18 +66,13 @@ def place_in_script(thread: int) -> str:
     """The thread's innermost line outside torch, Python and this package, as `train.py:31
     (collate)`; without such a line, the innermost of all."""
     innermost = frame = sys._current_frames().get(thread)
-    while frame is not None and _is_library(frame):
+    while frame is not None and frame.f_code.co_filename.startswith(("<", *LIBRARY_PATHS)):
         frame = frame.f_back
     found = frame or innermost
     if found is None:
         return ""
     code = found.f_code
     return f"{Path(code.co_filename).name}:{found.f_lineno} ({code.co_name})"
-
-
-def _is_library(frame: FrameType) -> bool:
-    name = frame.f_code.co_filename
-    return name.startswith("<") or name.startswith(LIBRARY_PATHS)
 
 
 def key_of(rank: int, epoch: int = 1) -> str:
@@ -132,15 +126,14 @@ class HangDetector:
                 continue  # it has finished that step, or was logged
             if busy or silent >= self.long:
                 self._logged[rank] = step
-                lines.append(self._line(rank, entries, longest["lasts"], silent))
+                doing = activity_text(entries["activity"])
+                if silent >= self.long:
+                    doing = f"silent for {about(silent, 's')}, last seen {doing}"
+                lines.append(
+                    f"rank {rank} on {self._cluster.host(rank).name} blocks the other ranks "
+                    f"({about(longest['lasts'], 's')}): {doing}"
+                )
         return lines
-
-    def _line(self, rank: int, entries: Mapping[str, Any], waited: float, silent: float) -> str:
-        name = f"rank {rank} on {self._cluster.host(rank).name}"
-        now = activity_text(entries["activity"])
-        if silent >= self.long:
-            now = f"silent for {about(silent, 's')}, last seen {now}"
-        return f"{name} blocks the other ranks ({about(waited, 's')}): {now}"
 
 
 def _waits(entries: Mapping[str, Any]) -> bool:

@@ -63,9 +63,6 @@ class _Log:
     def stop(self) -> int:
         return self.start + len(self.proposals)
 
-    def with_one_more(self, proposal: tuple[str, Json, str]) -> _Log:
-        return _Log(self.start, [*self.proposals, proposal])
-
     def after(self, number: int) -> _Log:
         """The log without the proposals before this number."""
         start = min(max(self.start, number), self.stop)
@@ -96,19 +93,10 @@ class Agreement:
         self._rank = rank
         self._awaits = awaits or (lambda: range(size))
         self._period = period
-        self._effective_count = 0
+        self.effective_count = 0  # proposals that have taken effect on this rank
         self._sealed: dict[int, _Log] = {}
         self._last_step = -1
         self._pending: dict[str, tuple[str, Json]] = {}  # own proposals to take effect, by token
-
-    @property
-    def effective_count(self) -> int:
-        """The number of proposals that have taken effect on this rank."""
-        return self._effective_count
-
-    def resume_from(self, effective_count: int) -> None:
-        """Continue as a rank on which this number of proposals has taken effect."""
-        self._effective_count = effective_count
 
     @property
     def pending(self) -> list[tuple[str, Json]]:
@@ -119,7 +107,9 @@ class Agreement:
         """Propose a change; it takes effect at the same safe point on all ranks."""
         entry = (name, json.loads(json.dumps(value)), token_hex(8))
         self._pending[entry[2]] = entry[:2]
-        self._store_client.call(lambda store: _edit(store, lambda log: log.with_one_more(entry)))
+        self._store_client.call(
+            lambda store: _edit(store, lambda log: _Log(log.start, [*log.proposals, entry]))
+        )
 
     def take_effect(self, step: int) -> list[Change]:
         """The changes that take effect at `step`, in the order in which they were proposed.
@@ -129,8 +119,8 @@ class Agreement:
         if step % self._period or step <= self._last_step:
             return []
         seal = self._store_client.call(lambda store: self._seal(store, step))
-        new = seal.after(self._effective_count).proposals
-        self._effective_count = max(self._effective_count, seal.stop)
+        new = seal.after(self.effective_count).proposals
+        self.effective_count = max(self.effective_count, seal.stop)
         self._last_step = step
         for _, _, token in new:
             self._pending.pop(token, None)

@@ -15,7 +15,8 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from threading import Event, Lock, Thread
+from dataclasses import dataclass
+from threading import Event, RLock, Thread
 from time import monotonic
 from typing import NamedTuple
 
@@ -61,13 +62,13 @@ class HeartbeatMessage(NamedTuple):
         return cls(number, step, bool(last))
 
 
+@dataclass(slots=True)
 class _PeerHistory:
     """The last heartbeat of one rank, and when its number and step last changed."""
 
-    def __init__(self, now: float) -> None:
-        self.last = HeartbeatMessage(-1, -1)
-        self.came = now
-        self.moved = now
+    came: float
+    moved: float
+    last: HeartbeatMessage = HeartbeatMessage(-1, -1)
 
 
 class FailureDetector:
@@ -82,11 +83,11 @@ class FailureDetector:
         self._forgotten: dict[int, float] = {}  # seconds of silence, by rank
         self._step_seconds: deque[float] = deque(maxlen=HEARTBEAT_HISTORY_COUNT)
         self._broken: set[int] = set()
-        self._lock = Lock()
+        self._lock = RLock()
 
     def note(self, rank: int, heartbeat: HeartbeatMessage, now: float) -> None:
         with self._lock:
-            peer = self._peers.setdefault(rank, _PeerHistory(now))
+            peer = self._peers.setdefault(rank, _PeerHistory(now, now))
             if rank in self._forgotten:  # it is alive: the timeout was too short
                 self._long_gaps.append((now, self._forgotten.pop(rank)))
             if heartbeat.number != peer.last.number:
@@ -143,7 +144,7 @@ class FailureDetector:
             peer = self._peers.get(rank)
             if peer is None or peer.last.last:
                 return False
-            return now - peer.moved > self._hang_timeout()
+            return now - peer.moved > self.hang_timeout
 
     def has_finished(self, rank: int) -> bool:
         """True if the rank has sent its last heartbeat."""
@@ -161,7 +162,10 @@ class FailureDetector:
     def hang_timeout(self) -> float:
         """The time limit in seconds of a step that others wait for."""
         with self._lock:
-            return self._hang_timeout()
+            if not self._step_seconds:
+                return FIRST_HANG_TIMEOUT_SECONDS
+            p95 = float(np.percentile(self._step_seconds, 95))
+            return max(MIN_HANG_TIMEOUT_SECONDS, HANG_STEP_P95_FACTOR * p95)
 
     def _silence_timeout(self, period: float, now: float) -> float:
         slow_store = 2 * BROKEN_CONNECTION_GAP_FACTOR * period
@@ -179,12 +183,6 @@ class FailureDetector:
     def _p95_gap(self, period: float) -> float:
         """The 95th percentile of heartbeat intervals."""
         return float(np.percentile(self._gaps, 95)) if self._gaps else period
-
-    def _hang_timeout(self) -> float:
-        if not self._step_seconds:
-            return FIRST_HANG_TIMEOUT_SECONDS
-        p95 = float(np.percentile(self._step_seconds, 95))
-        return max(MIN_HANG_TIMEOUT_SECONDS, HANG_STEP_P95_FACTOR * p95)
 
 
 class Heartbeat:
@@ -243,16 +241,14 @@ class Heartbeat:
 
     def _work(self, store: Store, ended: Event) -> None:
         try:
-            try:
-                own = store.clone() if hasattr(store, "clone") else store
-            except RuntimeError:  # it takes no more connections
-                self.store_is_lost = self.store_is_lost or not ended.is_set()
-                return
+            own: Store | None = None
             while not ended.is_set():
                 began = monotonic()
                 try:
+                    if own is None:
+                        own = store.clone() if hasattr(store, "clone") else store
                     numbers = self._round(own)
-                except RuntimeError:  # torch's DistError is one
+                except RuntimeError:  # it takes no more connections, or is lost (DistError)
                     self.store_is_lost = self.store_is_lost or not ended.is_set()
                     return
                 if ended.is_set():

@@ -27,7 +27,6 @@ from typing import Any
 
 from thalweg.errors import Interrupted, RunError, RunIsOver, ranks_text
 from thalweg.members.activity import key_of, last_seen
-from thalweg.members.eviction import member_to_evict
 from thalweg.members.failure_detector import (
     JOIN_REQUEST_KEY,
     RENDEZVOUS_KEY,
@@ -43,6 +42,7 @@ from thalweg.members.membership_epoch import (
     MemberStatus,
     has_quorum,
     member_status_of,
+    member_to_evict,
 )
 from thalweg.transports.store_client import Store, StoreClient
 
@@ -57,9 +57,6 @@ MAX_FRUITLESS_EPOCHS = 3  # in a row without progress, until a member is evicted
 VOID_EPOCH = b"void"  # stored for an epoch that was never agreed on
 COLLECTIVE_MISMATCH_REMEDY = "call run.consensus, run.average and run.save on every rank"
 
-TriggersRendezvous = Callable[[int], bool]
-"""True if the failure of this rank requires a rendezvous."""
-
 
 class Membership:
     """The membership of one rank. `store` is the run's, shared by all epochs."""
@@ -67,7 +64,7 @@ class Membership:
     def __init__(self, store: Store, rank: int, size: int, timeout: float) -> None:
         self.rank = rank
         self.membership_epoch = MembershipEpoch.first(size)
-        self.triggers_rendezvous: TriggersRendezvous = lambda rank: True
+        self.triggers_rendezvous: Callable[[int], bool] = lambda rank: True  # if this rank fails
         self.heeds_losses: Callable[[], bool] = lambda: True  # of an idle rank's messages
         self.suspected: dict[int, float] = {}  # members suspected to have failed, since when
         self.on_suspected: Callable[[int, str], None] = lambda rank, reason: None
@@ -83,52 +80,33 @@ class Membership:
         self._joined_at = -MAX_EVICTED_BACK_OFF_SECONDS
         self._lock = Lock()
         self._store_client.call(lambda s: _raise_to(s, self.membership_epoch.number))
-        self._heartbeat = Heartbeat(
+        self.heartbeat = Heartbeat(
             rank, size, lambda: self.membership_epoch.members, self._on_heartbeat
         )
-        self._heartbeat.begin(store)
+        self.heartbeat.begin(store)
 
     # For threads that wait
-
-    @property
-    def step(self) -> int:
-        return self._heartbeat.step
-
-    @step.setter
-    def step(self, step: int) -> None:
-        """Set the step that the heartbeats carry."""
-        self._heartbeat.step = step
-
-    @property
-    def furthest(self) -> int:
-        """The highest step in any member's heartbeat."""
-        return self._heartbeat.detector.furthest
 
     @property
     def rendezvous_pending(self) -> bool:
         """True if this rank should come to a rendezvous; also after a failure of the heartbeat,
         which the rendezvous raises."""
-        heartbeat = self._heartbeat
         announced = self._rendezvous_number > self.membership_epoch.number
-        return announced or heartbeat.store_is_lost or heartbeat.failure is not None
-
-    @property
-    def store_is_lost(self) -> bool:
-        return self._heartbeat.store_is_lost
+        return announced or self.heartbeat.store_is_lost or self.heartbeat.failure is not None
 
     @contextmanager
     def joining(self) -> Iterator[None]:
         """A context in which waiting threads are interrupted if the run ends."""
         self._store_client.call(self._raise_if_ended)
-        self._heartbeat.checks_for_end = True
+        self.heartbeat.checks_for_end = True
         try:
             yield
         finally:
-            self._heartbeat.checks_for_end = False
+            self.heartbeat.checks_for_end = False
 
     def raise_if_rendezvous(self) -> None:
         self._raise_if_undetecting()
-        if self._heartbeat.has_ended:
+        if self.heartbeat.has_ended:
             self._store_client.call(self._raise_if_ended)
         if self.rendezvous_pending:
             number = self.membership_epoch.number
@@ -153,7 +131,7 @@ class Membership:
         """Interrupted if this rank has waited too long for these peers, or if a rendezvous is
         pending."""
         self.raise_if_rendezvous()
-        if seconds > self._heartbeat.detector.hang_timeout:
+        if seconds > self.heartbeat.detector.hang_timeout:
             with self._lock:
                 self._awaits.update(peers)
             self.note_broken_connections(*peers)
@@ -183,7 +161,7 @@ class Membership:
     def note_broken_connections(self, *ranks: int) -> None:
         """Record that connections to these ranks broke."""
         for rank in ranks:
-            self._heartbeat.detector.note_broken_connection(rank)
+            self.heartbeat.detector.note_broken_connection(rank)
 
     # The rendezvous
 
@@ -211,7 +189,7 @@ class Membership:
                     if status.joins:
                         self._joined_at = monotonic()
                     for rank in (*epoch.left, *epoch.joined):
-                        self._heartbeat.detector.forget(rank, monotonic())
+                        self.heartbeat.detector.forget(rank, monotonic())
                     self.suspected = {}
                     self._is_outdated = False
                     return epoch
@@ -221,7 +199,13 @@ class Membership:
                     self._wait_after_eviction()
                     deadline = monotonic() + self._timeout
                 sleep(JOIN_RETRY_SECONDS)
-        raise self._no_quorum()
+        before = self.membership_epoch.members
+        failed = [rank for rank in before if rank != self.rank and self._why_missing(rank)]
+        raise RunError(
+            f"rank {self.rank} found no quorum within {self._timeout:g} s: of {len(before)} "
+            f"members {ranks_text(failed) if failed else 'none'} failed",
+            "at least half are needed: start the run again, it resumes from its last checkpoint",
+        )
 
     def _follow_newest(self, status: MemberStatus) -> MemberStatus:
         """Adopt the newest epoch in the store; the status of this rank after it. The rank joins if
@@ -256,7 +240,7 @@ class Membership:
         self._store_client = StoreClient(store, self.rank)
         self._store_client.call(lambda s: _raise_to(s, self.membership_epoch.number))
         self._publish(self.membership_epoch)
-        self._heartbeat.begin(store)
+        self.heartbeat.begin(store)
 
     def end(self, step: int) -> None:
         """Publish that all members have finished their training."""
@@ -265,14 +249,14 @@ class Membership:
 
     def close(self, *, finished: bool = False) -> None:
         """Stop the heartbeat; after a `finished` training no rank suspects this one."""
-        self._heartbeat.close(self._store_client if finished else None)
+        self.heartbeat.close(self._store_client if finished else None)
 
     def _on_heartbeat(self, announced: int, requested: int) -> None:
         """Suspect silent members after each round of heartbeats, in their thread."""
         self._rendezvous_number = max(self._rendezvous_number, announced)
         self._requested_number = max(self._requested_number, requested)
         for rank in self.membership_epoch.members:
-            reason = None if rank == self.rank else self._heartbeat.failure_reason(rank)
+            reason = None if rank == self.rank else self.heartbeat.failure_reason(rank)
             if reason is None:
                 if self.suspected.pop(rank, None) is not None:
                     self.on_recovered(rank)
@@ -353,8 +337,12 @@ class Membership:
         fruitless = place <= before.start
         tries = before.tries + 1 if fruitless and not left else 1
         failed = {*left, *(rank for rank, status in ready.items() if status.joins)}
-        broken = {*(before.broken_connections if fruitless else ()), *_broken(ready, failed)}
-        present = _admitted(ready)
+        broken = set(before.broken_connections if fruitless else ())  # sender, receiver
+        for rank, status in ready.items():  # the failure of a rank explains its connections
+            broken.update((rank, peer) for peer in status.lost if peer not in failed)
+        # No rank joins during a collective, as it can't take part.
+        busy = any(s.doing is MemberPhase.COLLECTIVE for s in ready.values() if not s.joins)
+        present = {rank: s for rank, s in ready.items() if not (s.joins and busy)}
         evicted, problem = (
             member_to_evict(broken, present) if tries > MAX_FRUITLESS_EPOCHS else (None, "")
         )
@@ -381,10 +369,10 @@ class Membership:
 
     def _why_missing(self, rank: int) -> str | None:
         """Why the rendezvous doesn't wait for this rank; None if it does."""
-        if self._heartbeat.detector.has_finished(rank):
+        if self.heartbeat.detector.has_finished(rank):
             return FINISHED_REASON
-        reason = self._heartbeat.failure_reason(rank)
-        if reason is None and self._heartbeat.is_hung(rank):
+        reason = self.heartbeat.failure_reason(rank)
+        if reason is None and self.heartbeat.is_hung(rank):
             return HUNG_REASON
         return reason
 
@@ -398,8 +386,8 @@ class Membership:
 
     def _raise_if_undetecting(self) -> None:
         """Raise the error of a failed heartbeat thread: without it no failure is detected."""
-        if self._heartbeat.failure is not None:
-            raise self._heartbeat.failure
+        if self.heartbeat.failure is not None:
+            raise self.heartbeat.failure
 
     def _raise_if_ended(self, store: Store) -> None:
         if store.check([RUN_ENDED_KEY]):
@@ -409,33 +397,10 @@ class Membership:
                 "use their checkpoint or result, or start the run again",
             )
 
-    def _no_quorum(self) -> RunError:
-        before = self.membership_epoch.members
-        failed = [rank for rank in before if rank != self.rank and self._why_missing(rank)]
-        return RunError(
-            f"rank {self.rank} found no quorum within {self._timeout:g} s: of {len(before)} "
-            f"members {ranks_text(failed) if failed else 'none'} failed",
-            "at least half are needed: start the run again, it resumes from its last checkpoint",
-        )
-
 
 def _joining(status: MemberStatus) -> MemberStatus:
     """The status of a rank that joins: its losses are no reason for a rendezvous any more."""
     return replace(status, joins=True, lost=(), awaits=(), why="")
-
-
-def _broken(
-    ready: Mapping[int, MemberStatus], failed: Collection[int]
-) -> Iterator[tuple[int, int]]:
-    """Broken connections as (sender, receiver), except those to ranks whose failure explains it."""
-    for rank, status in ready.items():
-        yield from ((rank, peer) for peer in status.lost if peer not in failed)
-
-
-def _admitted(ready: Mapping[int, MemberStatus]) -> dict[int, MemberStatus]:
-    """The ranks of the next epoch. No rank joins during a collective, as it can't take part."""
-    busy = any(s.doing is MemberPhase.COLLECTIVE for s in ready.values() if not s.joins)
-    return {rank: s for rank, s in ready.items() if not (s.joins and busy)}
 
 
 def _raise_to(store: Store, number: int, key: str = RENDEZVOUS_KEY) -> int:

@@ -9,11 +9,13 @@ new, and so which step is repeated.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from math import inf
 from typing import Any
+
+from thalweg.errors import ranks_text
 
 FINISHED_REASON, RESTARTED_REASON = "finished", "restarted"
 
@@ -143,8 +145,8 @@ class MembershipEpoch:
     @property
     def cause(self) -> str:
         """The reason for the rendezvous if no member left or joined."""
-        reasons = (status.why for status in self.statuses.values())
-        return next((why for why in reasons if why), "the members met in a rendezvous")
+        reasons = filter(None, (status.why for status in self.statuses.values()))
+        return next(reasons, "the members met in a rendezvous")
 
     @property
     def plan(self) -> str:
@@ -162,30 +164,19 @@ class MembershipEpoch:
         return {r: self.statuses[r] for r in self.members if not self.statuses[r].joins}
 
     def text(self) -> str:
-        return json.dumps(
-            {
-                "number": self.number,
-                "members": self.members,
-                "standings": {rank: asdict(s) for rank, s in self.statuses.items()},
-                "left": dict(self.left),
-                "tries": self.tries,
-                "broken": self.broken_connections,
-                "problem": self.problem,
-            }
-        )
+        return json.dumps(asdict(self))
 
     @classmethod
     def of_text(cls, text: str | bytes) -> MembershipEpoch:
         data = json.loads(text)
-        return cls(
-            number=data["number"],
-            members=tuple(data["members"]),
-            statuses={int(rank): member_status_of(s) for rank, s in data["standings"].items()},
-            left={int(rank): reason for rank, reason in data["left"].items()},
-            tries=data["tries"],
-            broken_connections=tuple((source, target) for source, target in data["broken"]),
-            problem=data["problem"],
-        )
+        statuses = {int(rank): member_status_of(s) for rank, s in data["statuses"].items()}
+        read = {
+            "members": tuple(data["members"]),
+            "statuses": statuses,
+            "left": {int(rank): reason for rank, reason in data["left"].items()},
+            "broken_connections": tuple(map(tuple, data["broken_connections"])),
+        }
+        return cls(**{**data, **read})
 
 
 def member_status_of(data: Mapping[str, Any]) -> MemberStatus:
@@ -197,6 +188,52 @@ def member_status_of(data: Mapping[str, Any]) -> MemberStatus:
 def has_quorum(members: int, before: int) -> bool:
     """True for at least half of the previous members. Of two halves the store accepts one."""
     return 2 * members >= before
+
+
+def member_to_evict(
+    broken: Collection[tuple[int, int]], statuses: Mapping[int, MemberStatus]
+) -> tuple[int | None, str]:
+    """The member to evict when epochs make no progress though no member has failed: several in a
+    row are interrupted at the same place. If the members run different collectives, the mismatch to
+    report instead. Broken connections come first: they also cause mismatches."""
+    evicted = most_involved(broken, statuses)
+    if evicted is not None:
+        return evicted, ""
+    problem = collective_mismatch(statuses)
+    return (None, problem) if problem else (most_awaited(statuses), "")
+
+
+def most_involved(broken: Collection[tuple[int, int]], members: Collection[int]) -> int | None:
+    """The member with the most partners in broken connections, including partners that have left;
+    among equals it is a sender. None if no connection of a member broke.
+
+    A connection that breaks has two ends, and only the sending one notices. If a rank's messages
+    never arrive, or arrive damaged, it loses its connections to one peer after the other; if no
+    message reaches a rank, one peer after the other loses its connection to that rank."""
+    partners = {r: {p for pair in broken if r in pair for p in pair} - {r} for r in members}
+    sends = {rank: {pair for pair in broken if pair[0] == rank} for rank in members}
+    involved = [rank for rank in members if partners[rank]]
+    return max(involved, key=lambda r: (len(partners[r]), len(sends[r]), r), default=None)
+
+
+def most_awaited(statuses: Mapping[int, MemberStatus]) -> int | None:
+    """The member that most others timed out waiting for, the highest of equals; None without a
+    timeout."""
+    votes = [rank for status in statuses.values() for rank in status.awaits if rank in statuses]
+    return max(votes, key=lambda rank: (votes.count(rank), rank), default=None)
+
+
+def collective_mismatch(statuses: Mapping[int, MemberStatus]) -> str:
+    """The mismatch if only some members are in a collective between two steps; empty otherwise."""
+    inside = [rank for rank in sorted(statuses) if statuses[rank].doing is MemberPhase.COLLECTIVE]
+    others = [rank for rank in sorted(statuses) if rank not in inside]
+    if not inside or not others:
+        return ""
+    step = max(status.step for status in statuses.values())
+    return (
+        f"{ranks_text(inside)} wait in a collective before step {step}, but {ranks_text(others)} "
+        "in the step itself"
+    )
 
 
 def departure_text(rank: int, reason: str) -> str:

@@ -119,7 +119,13 @@ class World:
     def transport(self) -> Transport:
         if self.size == 1:
             return MemoryNetwork([self.rank]).transport(self.rank)
-        self._warn_if_anybody_may_join()
+        if self.rank == 0 and self.security.encrypted and self.security.secret is None:
+            log.warning(
+                "this job has no secret: any process that reaches its store can join it; set %s or "
+                "%s to the same value on all workers",
+                SECRET_VARIABLE,
+                SECRET_FILE_VARIABLE,
+            )
         opened = partial(TcpTransport, self.rank, self.store, self.address, security=self.security)
         if self.membership is None:
             return opened()
@@ -182,15 +188,6 @@ class World:
                 sleep(MAX_STORE_POLL_SECONDS / 10)
                 count = self.store_client.call(lambda store: store.add("left", 0))
         return True
-
-    def _warn_if_anybody_may_join(self) -> None:
-        if self.rank == 0 and self.security.encrypted and self.security.secret is None:
-            log.warning(
-                "this job has no secret: any process that reaches its store can join it; set %s or "
-                "%s to the same value on all workers",
-                SECRET_VARIABLE,
-                SECRET_FILE_VARIABLE,
-            )
 
     def _has(self, key: str) -> bool:
         return self.store_client.call(lambda store: store.check([key]))

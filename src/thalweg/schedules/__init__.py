@@ -7,10 +7,7 @@ from thalweg.schedules.collectives import (
     all_reduce,
     all_to_all,
     broadcast,
-    gather,
     reduce,
-    reduce_scatter,
-    scatter,
 )
 from thalweg.schedules.dataflow import (
     Arrow,
@@ -24,8 +21,8 @@ from thalweg.schedules.dataflow import (
 from thalweg.schedules.group import Group
 from thalweg.schedules.moves import Move, MoveKind, Program, Quorum
 from thalweg.schedules.schedule import Condition, Content, Schedule
-from thalweg.schedules.shuffle.averaging_group import AveragingGroup, connected
 from thalweg.schedules.shuffle.contended_links import ContendedLinks, Rates, contended_links
+from thalweg.schedules.shuffle.group_table import AveragingGroup, connected
 from thalweg.schedules.topology import Topology
 from thalweg.schedules.traffic import Traffic, together, traffic
 
@@ -57,11 +54,8 @@ __all__ = [
     "coded_tree",
     "connected",
     "contended_links",
-    "gather",
     "order",
     "reduce",
-    "reduce_scatter",
-    "scatter",
     "timeline",
     "together",
     "traffic",

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from functools import lru_cache
-from itertools import chain, combinations
+from itertools import chain, combinations, islice, takewhile
 from math import comb
 from random import Random
 
@@ -42,17 +42,6 @@ def check(schedule: Schedule) -> None:
     _SymbolicRun(schedule).run()
 
 
-class _Waiting:
-    """A move that can't be done yet: it waits for earlier moves of its chunks, or for a message."""
-
-    __slots__ = ("after", "frees", "move")
-
-    def __init__(self, move: Move) -> None:
-        self.move = move
-        self.after = 0  # how many earlier moves it waits for
-        self.frees: list[_Waiting] = []  # later moves that wait for it
-
-
 class _SymbolicRun:
     """A symbolic run of one schedule."""
 
@@ -66,97 +55,48 @@ class _SymbolicRun:
         self.to_come = {rank: schedule.moves(rank) for rank in schedule.ranks}
         self.messages: dict[_Key, list[Content | None]] = {}  # the oldest of each key
         self.later_messages: dict[_Key, deque[list[Content | None]]] = {}
-        self.awaited: dict[_Key, list[_Waiting]] = {}
         self.answers: set[_Key] = set()  # to quorums: some may come late, when nobody waits
-        self.waiting: dict[int, dict[_Waiting, None]] = {rank: {} for rank in schedule.ranks}
-        self.blocked: dict[int, dict[int, list[_Waiting]]] = {rank: {} for rank in schedule.ranks}
-        self.answered: deque[tuple[int, _Waiting]] = deque()
-        self.free = deque(schedule.ranks)  # ranks that wait for nothing
+        # The moves of each rank that wait for a message or for earlier moves, by chunk.
+        self.waiting: dict[int, dict[int, list[Move]]] = {rank: {} for rank in schedule.ranks}
+        self.awake = deque((rank, 0) for rank in schedule.ranks)  # ranks and chunks to go on with
 
     def run(self) -> None:
-        while True:
-            while self.answered or self.free:
-                while self.answered:
-                    self._retry(*self.answered.popleft())
-                if self.free:
-                    self._go_on(self.free.popleft())
-            ahead = [self._look_ahead(rank) for rank in self.schedule.ranks]
-            if True not in ahead:
-                break
+        looked_ahead = True
+        while looked_ahead:
+            while self.awake:
+                self._go_on(*self.awake.popleft())
+            looked_ahead = False
+            for rank, moves in self.to_come.items():
+                for move in islice(moves, 1):  # another chunk may be able to go on
+                    looked_ahead = True
+                    span = range(move.start, move.stop)
+                    if not self.waiting[rank].keys().isdisjoint(span) or not self._do(rank, move):
+                        self._wait(rank, move)
         self._nobody_waits()
         self._nothing_is_left_over()
         self._promise_is_kept()
 
-    def _go_on(self, rank: int) -> None:
-        """Do moves until one has to wait."""
-        if not self.waiting[rank]:
+    def _go_on(self, rank: int, chunk: int) -> None:
+        """Do the moves of a chunk that need to wait no longer; if no move of the rank waits then,
+        do more until one has to."""
+        waiting = self.waiting[rank]
+        for move in list(waiting.get(chunk, ())):
+            if _is_first(move, waiting) and self._do(rank, move):
+                for each in range(move.start, move.stop):
+                    waiting[each].remove(move)
+                    if not waiting[each]:
+                        del waiting[each]
+                    elif each != chunk:
+                        self.awake.append((rank, each))
+        if not waiting:
             for move in self.to_come[rank]:
                 if not self._do(rank, move):
-                    self._park(rank, move)
+                    self._wait(rank, move)
                     break
 
-    def _look_ahead(self, rank: int) -> bool:
-        """Take one more move of a rank that waits: another chunk may be able to go on."""
-        for move in self.to_come[rank]:
-            blocked = self.blocked[rank]
-            free = not any(chunk in blocked for chunk in range(move.start, move.stop))
-            if not (free and self._do(rank, move)):
-                self._park(rank, move)
-            return True
-        return False
-
-    def _park(self, rank: int, move: Move) -> None:
-        """Queue a move behind those that it waits for, by the rule of `dataflow.order`, which needs
-        the whole list: a send waits for changes of its chunks, the others also for sends."""
-        parked, blocked = _Waiting(move), self.blocked[rank]
-        sends = move.kind.sends
-        before: dict[_Waiting, None] = {}
+    def _wait(self, rank: int, move: Move) -> None:
         for chunk in range(move.start, move.stop):
-            ahead = blocked.setdefault(chunk, [])
-            before |= dict.fromkeys(ahead[:1] if sends else ahead)
-            blocked[chunk] = [*ahead, parked] if sends else [parked]
-        parked.after = len(before)
-        for earlier in before:
-            earlier.frees.append(parked)
-        self.waiting[rank][parked] = None
-        if not before:
-            self._await(rank, parked)
-
-    def _await(self, rank: int, parked: _Waiting) -> None:
-        for key in _keys(rank, parked.move):
-            self.awaited.setdefault(key, []).append(parked)
-
-    def _retry(self, rank: int, parked: _Waiting) -> None:
-        """Try a move whose message has arrived; once it is done, so may be those that wait for
-        it."""
-        if parked not in self.waiting[rank] or not self._do(rank, parked.move):
-            return
-        for key in _keys(rank, parked.move):
-            self.awaited[key].remove(parked)
-            if not self.awaited[key]:
-                del self.awaited[key]
-        self._done(rank, parked)
-
-    def _done(self, rank: int, parked: _Waiting) -> None:
-        done = [parked]
-        while done:
-            finished = done.pop()
-            del self.waiting[rank][finished]
-            blocked = self.blocked[rank]
-            for chunk in range(finished.move.start, finished.move.stop):
-                if finished in blocked.get(chunk, ()):
-                    blocked[chunk].remove(finished)
-                    if not blocked[chunk]:
-                        del blocked[chunk]
-            for later in finished.frees:
-                later.after -= 1
-                if not later.after:
-                    if self._do(rank, later.move):
-                        done.append(later)
-                    else:
-                        self._await(rank, later)
-        if not self.waiting[rank]:
-            self.free.append(rank)
+            self.waiting[rank].setdefault(chunk, []).append(move)
 
     def _do(self, rank: int, move: Move) -> bool:
         """Do a move; False if it has to wait for a message."""
@@ -175,8 +115,8 @@ class _SymbolicRun:
                 self.later_messages.setdefault(key, deque()).append(contents)
             else:
                 self.messages[key] = contents
-            if self.awaited and key in self.awaited:
-                self.answered.append((peer, self.awaited[key][0]))
+            if start in self.waiting[peer]:
+                self.awake.append((peer, start))
             return True
         if quorum is not None or kind is _QUORUM:
             return self._decode(rank, move)
@@ -241,7 +181,11 @@ class _SymbolicRun:
         return True
 
     def _nobody_waits(self) -> None:
-        waiting = [(rank, parked.move) for rank, moves in self.waiting.items() for parked in moves]
+        waiting = [
+            (rank, move)
+            for rank, by_chunk in self.waiting.items()
+            for move in dict.fromkeys(chain.from_iterable(by_chunk.values()))
+        ]
         to_be_sent = {
             (rank if move.kind is MoveKind.SEND else ~rank, move.peer, move.start, move.stop)
             for rank, move in waiting
@@ -283,6 +227,17 @@ class _SymbolicRun:
             f"{self.schedule.name}: rank {rank} {why} ({move})",
             WRONG_PROGRAM_REMEDY,
         )
+
+
+def _is_first(move: Move, waiting: dict[int, list[Move]]) -> bool:
+    """True if the move needn't wait for earlier ones, by the rule of `dataflow.order`, which needs
+    the whole list: a send waits for changes of its chunks, the others also for sends."""
+    sends = move.kind.sends
+    return not any(
+        not (sends and earlier.kind.sends)
+        for chunk in range(move.start, move.stop)
+        for earlier in takewhile(lambda earlier: earlier is not move, waiting[chunk])
+    )
 
 
 def _keys(rank: int, move: Move) -> list[_Key]:

@@ -19,8 +19,9 @@ from thalweg.codes import TREE_ROOT, Allocation
 from thalweg.schedules.chunks import pieces, singles, split
 from thalweg.schedules.group import Group
 from thalweg.schedules.moves import Move, MoveKind, Program, Quorum
-from thalweg.schedules.programs import SpanSequence, in_turn
+from thalweg.schedules.programs import SpanSequence, down, in_turn
 from thalweg.schedules.schedule import Condition, Schedule
+from thalweg.schedules.trees import Tree
 
 
 def coded_tree(group: Group, elements: int, itemsize: int, allocation: Allocation) -> Schedule:
@@ -28,12 +29,13 @@ def coded_tree(group: Group, elements: int, itemsize: int, allocation: Allocatio
     sizes = split(elements, pieces(group, elements * itemsize, hops=hops))
     spans = singles(0, len(sizes))
     everything = np.ones(allocation.cells)
+    downwards = Tree(allocation.host, allocation.above, allocation.below)
     return Schedule(
         name="coded star" if allocation.tree.depth == 1 else "coded tree",
         ranks=group.ranks,
         sizes=tuple(sizes),
         itemsize=itemsize,
-        program=in_turn(_answers(allocation, spans), _results(allocation, spans)),
+        program=in_turn(_answers(allocation, spans), down(downwards, spans)),
         before=Condition(
             "everybody holds the weighted sum of its cells of the data",
             lambda rank, _: allocation.cell_weights(rank),
@@ -51,27 +53,13 @@ def _answers(allocation: Allocation, spans: SpanSequence) -> Program:
 
     def program(rank: int) -> Iterator[Move]:
         above = parents.get(rank, TREE_ROOT)
+        target = host if above == TREE_ROOT else above
         for start, stop in spans:
             if rank in quorums:
                 yield Move(MoveKind.QUORUM, rank, start, stop, quorums[rank])
-            if above != TREE_ROOT:
-                yield Move(MoveKind.ANSWER, above, start, stop)
-            elif rank != host:
-                yield Move(MoveKind.ANSWER, host, start, stop)
+            if target != rank:
+                yield Move(MoveKind.ANSWER, target, start, stop)
             if rank == host:
                 yield Move(MoveKind.QUORUM, rank, start, stop, quorums[TREE_ROOT])
-
-    return program
-
-
-def _results(allocation: Allocation, spans: SpanSequence) -> Program:
-    above, below = allocation.above, allocation.below
-
-    def program(rank: int) -> Iterator[Move]:
-        for start, stop in spans:
-            if rank != allocation.host:
-                yield Move(MoveKind.COPY, above[rank], start, stop)
-            for child in below[rank]:
-                yield Move(MoveKind.SEND, child, start, stop)
 
     return program

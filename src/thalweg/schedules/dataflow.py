@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from thalweg.schedules.moves import Move, MoveKind, Quorum
+from thalweg.schedules.moves import Move, MoveKind
 from thalweg.schedules.schedule import Schedule
 
 
@@ -106,9 +106,11 @@ def timeline(schedule: Schedule) -> SlotTimeline:
                 sent.append(numbered)
         if not sent:
             return SlotTimeline(tuple(slots), max(cursor.longest for cursor in cursors.values()))
-        slots.append(tuple(Arrow(m, cursors[m.target].purpose(m)) for m, _ in sent))
+        arrows = []
         for message, move_number in sent:
-            cursors[message.target].receive(message, move_number)
+            kind = cursors[message.target].receive(message, move_number)
+            arrows.append(Arrow(message, kind))
+        slots.append(tuple(arrows))
 
 
 class _RankCursor:
@@ -123,7 +125,10 @@ class _RankCursor:
         self.rank = rank
         self.order = order(schedule.moves(rank))
         self.progress = Progress(self.order)
-        self.purposes = self._purposes()
+        self.purposes: dict[Message, deque[MoveKind]] = {}
+        for move in self.order.moves:
+            for message in () if move.kind.sends else self._answers(move):
+                self.purposes.setdefault(message, deque()).append(move.kind)
         self.arrived: dict[Message, deque[int]] = {}  # the move numbers of arrived messages
         self.last_move = [0] * len(schedule.sizes)
         self.receiving: set[tuple[int, int]] = set()  # (chunk, number): taken
@@ -147,28 +152,18 @@ class _RankCursor:
                 continue
             number = 1 + max(self.last_move[move.start : move.stop])
             self._number(move, number)
-            answer = move.kind is MoveKind.ANSWER
-            sent = Message(self.rank, move.peer, move.start, move.stop, answer), number
+            is_answer = move.kind is MoveKind.ANSWER
+            sent = Message(self.rank, move.peer, move.start, move.stop, is_answer), number
             self._start(self.progress.done(index))
         for index in put_off:
             heappush(self.sends, index)
         return sent
 
-    def purpose(self, message: Message) -> MoveKind:
-        """The kind of the move that receives the next such message."""
-        return self.purposes[message].popleft()
-
-    def receive(self, message: Message, number: int) -> None:
+    def receive(self, message: Message, number: int) -> MoveKind:
+        """Take a message that has arrived; the kind of the move that receives it."""
         self.arrived.setdefault(message, deque()).append(number)
         self._receive(message)
-
-    def _purposes(self) -> dict[Message, deque[MoveKind]]:
-        purposes: dict[Message, deque[MoveKind]] = {}
-        for move in self.order.moves:
-            if not move.kind.sends:
-                for answer in self._answers(move):
-                    purposes.setdefault(answer, deque()).append(move.kind)
-        return purposes
+        return self.purposes[message].popleft()
 
     def _receive(self, message: Message) -> None:
         """Do the receive that waits for this message, if it and enough others have arrived."""
@@ -177,19 +172,17 @@ class _RankCursor:
         index = self.receives[message][0]
         move = self.order.moves[index]
         answers = [answer for answer in self._answers(move) if self.arrived.get(answer)]
-        if move.quorum is not None and not self._decodes(move.quorum, answers):
-            return
+        if move.quorum is not None:
+            there = {answer.source for answer in answers} | {self.rank}
+            arrived = frozenset(m for m, peer in enumerate(move.quorum.peers) if peer in there)
+            if move.quorum.code.decode(arrived) is None:
+                return
         for answer in self._answers(move):
             self.receives[answer].popleft()
         sent = sorted(self.arrived[answer].popleft() for answer in answers)
         numbers = [self._receiving_slot(move, number) for number in sent]
         self._number(move, max(*numbers, *self.last_move[move.start : move.stop]))
         self._start(self.progress.done(index))
-
-    def _decodes(self, quorum: Quorum, answers: list[Message]) -> bool:
-        there = {answer.source for answer in answers} | {self.rank}
-        arrived = frozenset(m for m, peer in enumerate(quorum.peers) if peer in there)
-        return quorum.code.decode(arrived) is not None
 
     def _answers(self, move: Move) -> list[Message]:
         if move.quorum is None:

@@ -7,7 +7,7 @@ so the phases of a composed all-reduce overlap by themselves.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain, zip_longest
 
 from thalweg.schedules.moves import Move, MoveKind, Program, Span
@@ -59,38 +59,6 @@ def down(tree: Tree, spans: SpanSequence) -> Program:
     return program
 
 
-def climb(tree: Tree, blocks: Mapping[int, SpanSequence]) -> Program:
-    """Gather the blocks of all ranks at the root; ranks on the path keep a copy."""
-
-    def program(rank: int) -> Iterator[Move]:
-        parent = tree.parent.get(rank)
-        for child in (rank, *tree.children.get(rank, ())):
-            for owner in [rank] if child == rank else tree.below(child):
-                for start, stop in blocks[owner]:
-                    if child != rank:
-                        yield Move(MoveKind.COPY, child, start, stop)
-                    if parent is not None:
-                        yield Move(MoveKind.SEND, parent, start, stop)
-
-    return program
-
-
-def descend(tree: Tree, blocks: Mapping[int, SpanSequence]) -> Program:
-    """Scatter the blocks from the root, each to its owner."""
-
-    def program(rank: int) -> Iterator[Move]:
-        parent = tree.parent.get(rank)
-        for child in (*tree.children.get(rank, ()), rank):
-            for owner in [rank] if child == rank else tree.below(child):
-                for start, stop in blocks[owner]:
-                    if parent is not None:
-                        yield Move(MoveKind.COPY, parent, start, stop)
-                    if child != rank:
-                        yield Move(MoveKind.SEND, child, start, stop)
-
-    return program
-
-
 def ring_reduce(order: Sequence[int], parts: Sequence[SpanSequence]) -> Program:
     """Reduce-scatter round a ring: position p ends with the sum of part p. At step t it passes
     part p-1-t on and adds its own to part p-2-t."""
@@ -122,17 +90,6 @@ def _ring(
     return program
 
 
-def direct_reduce(order: Sequence[int], parts: Sequence[SpanSequence]) -> Program:
-    """Reduce-scatter by direct messages: every rank sends each owner its part, and the owner adds
-    them up. There may be fewer parts than ranks, so that the first few own everything."""
-    return _direct(order, parts, MoveKind.ADD)
-
-
-def direct_gather(order: Sequence[int], parts: Sequence[SpanSequence]) -> Program:
-    """All-gather by direct messages: every owner sends its part to all ranks."""
-    return _direct(order, parts, MoveKind.COPY)
-
-
 def exchange(order: Sequence[int]) -> Program:
     """All-to-all: the i-th rank sends chunk i N + j to the j-th."""
     size, position = len(order), {rank: p for p, rank in enumerate(order)}
@@ -148,19 +105,21 @@ def exchange(order: Sequence[int]) -> Program:
     return program
 
 
-def _direct(order: Sequence[int], parts: Sequence[SpanSequence], kind: MoveKind) -> Program:
+def direct(order: Sequence[int], parts: Sequence[SpanSequence]) -> Program:
+    """Reduce-scatter and all-gather by direct messages: every rank sends each owner its part, the
+    owner adds them up and sends the sum to all ranks. There may be fewer parts than ranks, so that
+    the first few own everything."""
     size, position = len(order), {rank: p for p, rank in enumerate(order)}
 
     def program(rank: int) -> Iterator[Move]:
-        p = position.get(rank)
-        if p is None:
-            return
-        for distance in range(1, size):  # shifted, so that not all send to one rank at once
-            ahead, behind = (p + distance) % size, (p - distance) % size
-            outgoing, incoming = (ahead, p) if kind is MoveKind.ADD else (p, behind)
-            for start, stop in parts[outgoing] if outgoing < len(parts) else ():
-                yield Move(MoveKind.SEND, order[ahead], start, stop)
-            for start, stop in parts[incoming] if incoming < len(parts) else ():
-                yield Move(kind, order[behind], start, stop)
+        p = position[rank]
+        for kind in (MoveKind.ADD, MoveKind.COPY):
+            for distance in range(1, size):  # shifted, so that not all send to one rank at once
+                ahead, behind = (p + distance) % size, (p - distance) % size
+                outgoing, incoming = (ahead, p) if kind is MoveKind.ADD else (p, behind)
+                for start, stop in parts[outgoing] if outgoing < len(parts) else ():
+                    yield Move(MoveKind.SEND, order[ahead], start, stop)
+                for start, stop in parts[incoming] if incoming < len(parts) else ():
+                    yield Move(kind, order[behind], start, stop)
 
     return program

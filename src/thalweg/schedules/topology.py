@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from thalweg.declarations import Parameter
 from thalweg.schedules.group import Group
 from thalweg.schedules.schedule import Schedule
-from thalweg.schedules.shuffle.averaging_group import AveragingGroup
 from thalweg.schedules.shuffle.contended_links import ContendedLinks
+from thalweg.schedules.shuffle.group_table import AveragingGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

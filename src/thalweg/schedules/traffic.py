@@ -17,10 +17,6 @@ class Traffic:
     messages: dict[int, int]  # sent, by rank
     links: dict[Link, int]  # bytes by link
 
-    def busiest(self, kind: str) -> int:
-        """The bytes on the busiest direction of a NIC or an uplink."""
-        return max((n for link, n in self.links.items() if link.kind == kind), default=0)
-
 
 def together(parts: Iterable[Traffic]) -> Traffic:
     """The traffic of several schedules, added up."""

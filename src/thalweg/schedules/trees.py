@@ -27,10 +27,6 @@ class Tree:
             depth, layer = depth + 1, tuple(c for rank in layer for c in self.children[rank])
         return depth
 
-    def below(self, rank: int) -> list[int]:
-        """The ranks of a subtree, its root first."""
-        return [rank, *(lower for child in self.children[rank] for lower in self.below(child))]
-
 
 def heap(fanout: int) -> TreeShape:
     """The complete tree in which every node has up to `fanout` children; 1 makes a chain."""
@@ -64,7 +60,8 @@ def complement(n: int) -> list[int | None]:
 
 
 def over(ranks: tuple[int, ...], shape: TreeShape) -> Tree:
-    return _tree({ranks[i]: _rank_at(ranks, up) for i, up in enumerate(shape(len(ranks)))})
+    parents = zip(ranks, shape(len(ranks)), strict=True)
+    return _tree({rank: None if up is None else ranks[up] for rank, up in parents})
 
 
 def over_racks(racks: Sequence[tuple[int, ...]], shape: TreeShape) -> Tree:
@@ -75,10 +72,6 @@ def over_racks(racks: Sequence[tuple[int, ...]], shape: TreeShape) -> Tree:
     for tree in inside:
         up |= tree.parent
     return _tree(up)
-
-
-def _rank_at(ranks: tuple[int, ...], position: int | None) -> int | None:
-    return None if position is None else ranks[position]
 
 
 def _tree(up: dict[int, int | None]) -> Tree:

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from thalweg.catalog import default_catalog
 from thalweg.engine.arithmetic import Arithmetic
-from thalweg.engine.engine import Task
-from thalweg.engine.execute import RankProgram, View
+from thalweg.engine.execute import RankProgram, Task, View
 from thalweg.facts import Workload
 from thalweg.plan import Plan
 from thalweg.schedules import Group, Schedule, check

@@ -16,7 +16,8 @@ from time import monotonic, thread_time
 
 import torch
 
-from thalweg.engine.engine import Chain, Task
+from thalweg.engine.engine import Chain
+from thalweg.engine.execute import Task
 
 OVERLAP_WARMUP_STEPS = 2
 OVERLAP_TRIAL_STEPS = 3  # of each kind

@@ -426,7 +426,7 @@ class RankSession:
         self.clock.shared = state.shared
         self.data_position.jump(state.position, again=state.settings(self.optimizer, self.state))
         self.data_position.stopping = self.data_position.stopping or state.ended
-        self.agreement.resume_from(state.agreed)
+        self.agreement.effective_count = state.agreed
 
     def catch_up(self) -> None:
         """Under a code: load another rank's state if the others are so far ahead that this rank

@@ -175,7 +175,7 @@ class Recovery:
                     session.plan, session.clock.step = found
                     session.run_plan()
                     assert session.tree is not None
-                    near = transition.membership.furthest - MAX_STATE_LAG_STEPS
+                    near = transition.membership.heartbeat.detector.furthest - MAX_STATE_LAG_STEPS
                     session.load_snapshot(session.tree.request_snapshot(after=near))
                     return True
         return False
@@ -184,7 +184,7 @@ class Recovery:
         """Interrupt if a rank requests to join, and stop where others have stopped."""
         session = self._session
         if self.transition is not None:
-            self.transition.membership.step = session.step
+            self.transition.membership.heartbeat.step = session.step
             self.transition.membership.raise_if_join_requested()
         if self._stops_at is not None and session.step >= self._stops_at:
             session.data_position.stopping = True

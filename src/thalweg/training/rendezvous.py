@@ -88,7 +88,7 @@ class EpochTransition:
         deadline = monotonic() + self._world.timeout
         while True:
             try:
-                if self.membership.store_is_lost:
+                if self.membership.heartbeat.store_is_lost:
                     self._reopen()
                 self.membership.rendezvous(status)
                 return self._enter()
@@ -192,7 +192,7 @@ class EpochTransition:
         self._add(
             MembershipChange(
                 formation=self.membership_epoch.number,
-                step=self.membership.step,
+                step=self.membership.heartbeat.step,
                 left=left,
                 joined=joined,
                 reason=reason,
@@ -201,7 +201,7 @@ class EpochTransition:
             )
         )
         if self._world.rank == self.membership_epoch.members[0]:
-            log.warning("%s, at step %d", reason, self.membership.step)
+            log.warning("%s, at step %d", reason, self.membership.heartbeat.step)
 
     def _add(self, change: MembershipChange) -> None:
         self.changes.append(change)

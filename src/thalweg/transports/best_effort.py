@@ -22,6 +22,7 @@ from torch._C._distributed_c10d import Store
 
 from thalweg.errors import PeerLost
 from thalweg.transports.connection import Received
+from thalweg.transports.endpoint import Endpoint
 from thalweg.transports.peer_record import PeerRecord
 from thalweg.transports.rejections import RejectionReason
 from thalweg.transports.security import SecurityConfig
@@ -76,16 +77,10 @@ class BestEffortTransport:
     ) -> None:
         self.rank = rank
         self._queue = queue
-        self._wire = Wire(
-            rank,
-            store,
-            host,
-            purpose=POST_PURPOSE,
-            header_nbytes=POST_HEADER_STRUCT.size,
-            security=security,
-            namespace=namespace,
+        self._endpoint = Endpoint(
+            rank, store, host, purpose=POST_PURPOSE, security=security, namespace=namespace
         )
-        self._endpoint = self._wire.endpoint
+        self._wire = Wire(self._endpoint, POST_HEADER_STRUCT.size)
         self._closing = Lock()
         self._closed = False
 
@@ -101,7 +96,7 @@ class BestEffortTransport:
     def wait_for_peers(self, peers: Iterable[int], deadline: float) -> None:
         """Connect to these peers; PeerLost if one has no address by the deadline."""
         for peer in peers:
-            while (record := self._endpoint.find(peer)) is None:
+            while self._wire.reach(peer) is None:
                 if monotonic() >= deadline:
                     raise PeerLost(
                         f"rank {peer} hasn't joined",
@@ -109,16 +104,12 @@ class BestEffortTransport:
                         peer=peer,
                     )
                 sleep(ADDRESS_POLL_SECONDS)
-            self._wire.connect(record)
 
     def send(self, message: BestEffortMessage) -> bool:
         """Send a message; False if it was dropped."""
-        outbound = self._wire.outbound.get(message.peer)
+        outbound = self._wire.reach(message.peer)
         if outbound is None:
-            record = self._endpoint.find(message.peer)
-            if record is None:
-                return False
-            outbound = self._wire.connect(record)
+            return False
         is_gone = outbound.down and outbound.has_broken  # one that never was up may only be slow
         if is_gone or len(outbound.queue) >= self._queue:
             return False
@@ -140,9 +131,7 @@ class BestEffortTransport:
 
     def wake(self) -> None:
         """End the wait of the thread that receives; any thread may call this."""
-        with self._closing:
-            if not self._closed:
-                self._wire.wake()
+        self._wire.wake()
 
     def is_down(self, peer: int) -> bool:
         outbound = self._wire.outbound.get(peer)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import socket
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from threading import Lock
 from time import monotonic
 from typing import NamedTuple
@@ -61,16 +62,14 @@ def prepare(connection: socket.socket) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
+@dataclass(slots=True, eq=False)
 class Outgoing:
     """A submitted message, whose payload may be changed once it is `done`."""
 
-    __slots__ = ("at", "done", "header", "payload")
-
-    def __init__(self, header: bytes, payload: memoryview) -> None:
-        self.header = header
-        self.payload = payload
-        self.at = 0  # bytes of the payload that were encrypted
-        self.done = False
+    header: bytes
+    payload: memoryview
+    at: int = 0  # bytes of the payload that were encrypted
+    done: bool = False
 
 
 class Outbound:
@@ -87,8 +86,9 @@ class Outbound:
         self._was_up = False
         self._down_since: float | None = None
         self._cipher: RecordCipher | None = None
-        self._parts: list[memoryview] = []  # to be written next
-        self._ends: deque[tuple[int, Outgoing]] = deque()  # bytes to write until a message is out
+        self._parts: deque[memoryview] = deque()  # to be written next
+        self._ends: deque[tuple[int, Outgoing]] = deque()  # where messages end in these parts
+        self._written = 0  # bytes of these parts
         self._staged = bytearray()
 
     @property
@@ -134,45 +134,40 @@ class Outbound:
         connection is broken."""
         if self.socket is None:
             return not self.queue
-        while self._parts or self._stage():
+        while self._parts or self.queue:
+            if not self._parts:
+                self._stage()
+            nbytes, chunk = 0, []
+            for part in self._parts:
+                nbytes += len(part)
+                chunk.append(part)
+                if nbytes >= WRITE_CHUNK_BYTES:
+                    break
             try:
-                written = self._write(self.socket)
+                self._advance(self.socket.sendmsg(chunk))
             except BlockingIOError:
                 return False
-            self._advance(written)
         return True
-
-    def _write(self, connection: socket.socket) -> int:
-        nbytes = count = 0
-        for part in self._parts:
-            nbytes += len(part)
-            count += 1
-            if nbytes >= WRITE_CHUNK_BYTES:
-                break
-        return connection.sendmsg(self._parts[:count])
 
     @property
     def is_empty(self) -> bool:
         """True if all messages were written."""
         return not self.queue and not self._parts
 
-    def _stage(self) -> bool:
-        """Prepare the bytes to write next; False if there are none."""
-        if not self.queue:
-            return False
+    def _stage(self) -> None:
+        """Prepare the bytes to write next."""
+        self._written = nbytes = 0
         if self._cipher is not None:
             self._seal(self._cipher)
-            return True
-        written = 0
+            return
         while self.queue and len(self._parts) < MAX_BUFFERS_PER_SEND:
             message = self.queue.popleft()
             self._parts.append(memoryview(message.header))
             payload = message.payload
             for at in range(0, len(payload), WRITE_CHUNK_BYTES):
                 self._parts.append(payload[at : at + WRITE_CHUNK_BYTES])
-            written += len(message.header) + len(message.payload)
-            self._ends.append((written, message))
-        return True
+            nbytes += len(message.header) + len(message.payload)
+            self._ends.append((nbytes, message))
 
     def _seal(self, cipher: RecordCipher) -> None:
         out, at = memoryview(self._staged), 0
@@ -190,35 +185,19 @@ class Outbound:
             if message.at == len(message.payload):
                 message.done = True
                 self.queue.popleft()
-        self._parts = [out[:at]]
+        self._parts.append(out[:at])
 
     def _advance(self, written: int) -> None:
-        parts = self._parts
-        at = written
-        taken = 0
-        for part in parts:
-            if at < len(part):
-                break
-            at -= len(part)
-            taken += 1
-        del parts[:taken]
-        if parts and at:
-            parts[0] = parts[0][at:]
-        ends = self._ends
-        if not ends:
-            return
-        if not parts:
-            for _, message in ends:
-                message.done = True
-            ends.clear()
-            return
-        for index, (left, message) in enumerate(ends):
-            ends[index] = (left - written, message)
-        while ends and ends[0][0] <= 0:
-            ends.popleft()[1].done = True
+        self._written += written
+        while self._ends and self._ends[0][0] <= self._written:
+            self._ends.popleft()[1].done = True
+        while self._parts and written >= len(self._parts[0]):
+            written -= len(self._parts.popleft())
+        if written:
+            self._parts[0] = self._parts[0][written:]
 
     def _drop_partly_written(self) -> None:
-        self._parts = []
+        self._parts.clear()
         while self._ends:
             self._ends.popleft()[1].done = True
         if self.queue and self.queue[0].at:
@@ -272,12 +251,7 @@ class Inbound:
                 and missing >= MIN_DIRECT_READ_BYTES
                 and self._begin == self._end
             )
-            if not direct:
-                room = self._room()
-            elif self._add is None:
-                room = self._into[self._at :]
-            else:
-                room = self._scratch[self._kept : self._kept + missing]
+            room = self._target(missing) if direct else self._room()
             try:
                 number = self.socket.recv_into(room, min(len(room), MAX_BYTES_PER_TURN))
             except BlockingIOError:
@@ -316,6 +290,12 @@ class Inbound:
             self._begin, self._end = 0, size
         return self._view[self._end :]
 
+    def _target(self, nbytes: int) -> memoryview:
+        """The memory for the next bytes of the payload, at most so many."""
+        if self._add is None:
+            return self._into[self._at : self._at + nbytes]
+        return self._scratch[self._kept : self._kept + nbytes]
+
     def _parse(self, messages: list[Received], place: ChooseLanding) -> None:
         while True:
             if self._header is None:
@@ -352,12 +332,8 @@ class Inbound:
 
     def _copy(self) -> bool:
         """Copy the payload's bytes in the buffer, in plain text; False if the buffer needs more."""
-        number = min(self._end - self._begin, self._nbytes - self._at)
-        if self._add is not None:
-            number = min(number, len(self._scratch) - self._kept)
-            into = self._scratch[self._kept : self._kept + number]
-        else:
-            into = self._into[self._at : self._at + number]
+        into = self._target(min(self._end - self._begin, self._nbytes - self._at))
+        number = len(into)
         into[:] = self._view[self._begin : self._begin + number]
         self._begin += number
         self._advance(number)
@@ -371,10 +347,7 @@ class Inbound:
             return False
         header = self._header if not self._at else b""
         assert header is not None
-        target = self._into if self._add is None else self._scratch
-        start = self._at if self._add is None else 0
-        into = target[start : start + number]
-        if not cipher.open(self._view[self._begin : end], header, into):
+        if not cipher.open(self._view[self._begin : end], header, self._target(number)):
             raise RejectedMessage(RejectionReason.TAMPERED)
         self._begin = end
         self._advance(number)

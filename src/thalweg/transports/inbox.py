@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from thalweg.errors import PeerLate, TransportClosed, TransportError
 from thalweg.transports.rejections import RejectionCounter, RejectionReason
-from thalweg.transports.transport import Address, Array
+from thalweg.transports.transport import Address, Array, Landings
 
 MAX_EARLY_MESSAGES = 512  # messages of later epochs that are kept
 MAX_EARLY_BYTES = 256 << 20
@@ -86,7 +86,10 @@ class Inbox:
         with self._changed:
             return self._pop(wanted)
 
-    def receive(self, wanted: Collection[Address], deadline: float) -> tuple[Address, Array]:
+    def receive_any(
+        self, wanted: Collection[Address], deadline: float, landings: Landings | None = None
+    ) -> tuple[Address, Array]:
+        """One of these messages, for which this waits; arrays are delivered as they were put."""
         with self._changed:
             while True:
                 found = self._pop(wanted)

@@ -28,10 +28,7 @@ class RecordedTransport:
     def __init__(self, inner: Transport, kept: int = MESSAGE_HISTORY_COUNT) -> None:
         self.messages: deque[RecordedMessage] = deque(maxlen=kept)
         self._inner = inner
-
-    @property
-    def rank(self) -> int:
-        return self._inner.rank
+        self.rank = inner.rank
 
     def send(self, peer: int, label: Label, array: Array, deadline: float) -> Sending:
         self._record(True, peer, label, array)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from threading import Lock
 from time import monotonic, sleep
 
@@ -24,6 +25,7 @@ import torch
 
 from thalweg.errors import PeerLost
 from thalweg.transports.connection import Outbound, Outgoing
+from thalweg.transports.endpoint import Endpoint
 from thalweg.transports.inbox import Inbox, peer_late_error
 from thalweg.transports.rejections import RejectionReason
 from thalweg.transports.security import SecurityConfig
@@ -65,26 +67,16 @@ class TcpTransport:
         forgives: bool = True,
         look: Callable[[], None] = lambda: None,
     ) -> None:
-        self._rank = rank
+        self.rank = rank
         self._forgives = forgives
         self._raise_if_aborted = look
         self._grace = grace
-        self._wire = Wire(
-            rank,
-            store,
-            host,
-            purpose=TCP_PURPOSE,
-            header_nbytes=TCP_HEADER_STRUCT.size,
-            security=security,
-        )
+        endpoint = Endpoint(rank, store, host, purpose=TCP_PURPOSE, security=security)
+        self._wire = Wire(endpoint, TCP_HEADER_STRUCT.size)
         self._inbox = Inbox(rank, self._wire.endpoint.refused)
         self._landings: Landings | None = None
         self._in_use = Lock()  # the wire belongs to one thread at a time
         _keep_freed_memory()
-
-    @property
-    def rank(self) -> int:
-        return self._rank
 
     @property
     def refused(self) -> Mapping[RejectionReason, int]:
@@ -124,7 +116,7 @@ class TcpTransport:
                     return found
                 left = deadline - monotonic()
                 if left <= 0 and not self._receive(0.0):
-                    raise peer_late_error(self._rank, wanted)
+                    raise peer_late_error(self.rank, wanted)
                 if left > 0 and not self._receive(min(left, SEND_CHECK_POLL_SECONDS)):
                     for peer in {address.peer for address in wanted}:
                         self._check_peer(peer)
@@ -137,7 +129,7 @@ class TcpTransport:
         while not message.done:
             peer, left = outbound.peer_record.rank, deadline - monotonic()
             if left <= 0:
-                raise peer_late_error(self._rank, (Address(peer, label),))
+                raise peer_late_error(self.rank, (Address(peer, label),))
             with self._in_use:
                 self._inbox.refuse_if_closed("sends")
                 outbound.awaited = True
@@ -176,33 +168,25 @@ class TcpTransport:
             self._wire.close(self._wire.outbound.values())
 
     def _connection(self, peer: int, label: Label, deadline: float) -> Outbound:
-        outbound = self._wire.outbound.get(peer)
-        if outbound is not None:
-            return outbound
-        while (record := self._wire.endpoint.find(peer)) is None:
+        while (outbound := self._wire.reach(peer)) is None:
             if monotonic() >= deadline:
-                raise peer_late_error(self._rank, (Address(peer, label),))
+                raise peer_late_error(self.rank, (Address(peer, label),))
             self._raise_if_aborted()
             sleep(SEND_CHECK_POLL_SECONDS / 10)
-        return self._wire.connect(record)
+        return outbound
 
     def _check_peer(self, peer: int) -> None:
         """Check the connection to a peer, and look its address up if it is down; PeerLost after
         the grace."""
-        outbound = self._wire.outbound.get(peer)
-        if outbound is None:
-            record = self._wire.endpoint.find(peer)
-            if record is not None:
-                self._wire.connect(record)
-            return
-        seconds = outbound.seconds_down()
-        if not seconds:
+        outbound = self._wire.reach(peer)
+        seconds = 0.0 if outbound is None else outbound.seconds_down()
+        if outbound is None or not seconds:
             return
         record = self._wire.endpoint.find(peer)
         moved = record is not None and self._wire.endpoint.move(outbound, record)
         if seconds > self._grace and not moved:
             raise PeerLost(
-                f"rank {self._rank} lost its connection to rank {peer} {seconds:.1f} s ago",
+                f"rank {self.rank} lost its connection to rank {peer} {seconds:.1f} s ago",
                 f"look at what happened to rank {peer}",
                 peer=peer,
             )
@@ -212,7 +196,7 @@ class TcpTransport:
         for peer, outbound in self._wire.outbound.items():
             if outbound.has_broken and not self._forgives:
                 raise PeerLost(
-                    f"a connection of rank {self._rank} to rank {peer} broke",
+                    f"a connection of rank {self.rank} to rank {peer} broke",
                     f"look at what happened to rank {peer}",
                     peer=peer,
                 )
@@ -222,7 +206,7 @@ class TcpTransport:
         peer = outbound.peer_record.rank
         left = deadline - monotonic()
         if left <= 0:
-            raise peer_late_error(self._rank, (Address(peer, label),))
+            raise peer_late_error(self.rank, (Address(peer, label),))
         outbound.awaited = True
         if not self._receive(min(left, SEND_CHECK_POLL_SECONDS)):
             self._raise_if_aborted()
@@ -243,24 +227,21 @@ class TcpTransport:
         return self._landings(Address(rank, Label(*label)), nbytes)
 
 
+@dataclass(slots=True, eq=False)
 class _Queued:
     """A message that the socket did not accept at once."""
 
-    def __init__(
-        self, transport: TcpTransport, outbound: Outbound, message: Outgoing, label: Label
-    ) -> None:
-        self._transport = transport
-        self._outbound = outbound
-        self._message = message
-        self._label = label
+    transport: TcpTransport
+    outbound: Outbound
+    message: Outgoing
+    label: Label
 
     @property
     def done(self) -> bool:
-        return self._message.done
+        return self.message.done
 
     def wait(self, deadline: float) -> None:
-        if not self._message.done:
-            self._transport.wait_for(self._outbound, self._message, self._label, deadline)
+        self.transport.wait_for(self.outbound, self.message, self.label, deadline)
 
 
 def _keep_freed_memory() -> None:

@@ -20,14 +20,13 @@ from time import monotonic
 from typing import NamedTuple
 
 DESCRIPTORS_PATH = Path("/proc/self/fd")
+IP_FAMILIES = (socket.AF_INET, socket.AF_INET6)
 TCP_INFO_OPTION = getattr(socket, "TCP_INFO", None)
 TCP_INFO_BYTES = 232  # requested bytes of struct tcp_info
-MIN_TCP_INFO_BYTES = 192  # up to the last field that is read here
 UNANSWERED_STRUCT = struct.Struct("=2xBB")  # retransmits, and window probes
 MAX_UNANSWERED_COUNT = 4  # after 0.2, 0.4, 0.8 and 1.6 seconds on a fast link
-RTT_STRUCT = struct.Struct("=68xI")
-ACKED_STRUCT = struct.Struct("=120xQ")
-BUSY_STRUCT = struct.Struct("=168xQQ")  # and the part with a full receive window
+# The round-trip time, acknowledged bytes, time busy, and its part with a full receive window
+TRAFFIC_STRUCT = struct.Struct("=68xI48xQ40xQQ")
 MICROSECOND_SECONDS = 1e-6
 MIN_OBSERVED_TRAFFIC_BYTES = 1 << 16  # between two readings of all connections
 TRAFFIC_MEMORY_SECONDS = 300.0
@@ -131,7 +130,7 @@ def _socket_counters(descriptor: int) -> tuple[_Key, _Counts] | None:
     except OSError:
         return None
     try:
-        if borrowed.type != socket.SOCK_STREAM or borrowed.family not in _FAMILIES:
+        if borrowed.type != socket.SOCK_STREAM or borrowed.family not in IP_FAMILIES:
             return None
         peer = borrowed.getpeername()
         assert TCP_INFO_OPTION is not None
@@ -140,16 +139,11 @@ def _socket_counters(descriptor: int) -> tuple[_Key, _Counts] | None:
         return None
     finally:
         borrowed.detach()
-    if len(info) < MIN_TCP_INFO_BYTES:
+    if len(info) < TRAFFIC_STRUCT.size:
         return None
-    [acked] = ACKED_STRUCT.unpack_from(info)
-    busy, window_full = BUSY_STRUCT.unpack_from(info)
-    [round_trip] = RTT_STRUCT.unpack_from(info)
+    round_trip, acked, busy, window_full = TRAFFIC_STRUCT.unpack_from(info)
     key = descriptor, plain(peer[0]), peer[1]
     return key, (acked, busy - window_full, round_trip * MICROSECOND_SECONDS)
-
-
-_FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
 
 def plain(address: str) -> str:

@@ -7,10 +7,8 @@ meanwhile, the network thread (`endpoint`) writes the rest.
 from __future__ import annotations
 
 import os
-import selectors
 import socket
 from collections.abc import Iterable
-from contextlib import suppress
 from time import monotonic, sleep
 
 from thalweg.errors import TransportError
@@ -25,8 +23,7 @@ from thalweg.transports.connection import (
 )
 from thalweg.transports.endpoint import Endpoint
 from thalweg.transports.peer_record import PeerRecord
-from thalweg.transports.security import SecurityConfig
-from thalweg.transports.store_client import Store
+from thalweg.transports.selector import READ_EVENT, WRITE_EVENT, WakeableSelector
 
 SEND_LINGER_SECONDS = 2.0  # for the last messages to be written
 SEND_LINGER_POLL_SECONDS = 0.005
@@ -37,44 +34,18 @@ def in_new_memory(rank: int, header: bytes, nbytes: int) -> None:
 
 
 class Wire:
-    """Connections whose messages have headers of `header_nbytes`. See `Endpoint` for the rest."""
+    """The connections of an endpoint, whose messages have headers of `header_nbytes`."""
 
-    def __init__(
-        self,
-        rank: int,
-        store: Store,
-        host: str,
-        *,
-        purpose: str,
-        header_nbytes: int,
-        security: SecurityConfig | None,
-        namespace: str = "",
-    ) -> None:
+    def __init__(self, endpoint: Endpoint, header_nbytes: int) -> None:
+        self.endpoint = endpoint
         self.outbound: dict[int, Outbound] = {}
         self._inbound: set[Inbound] = set()
         self._header_nbytes = header_nbytes
         self._full: list[Outbound] = []  # connections whose socket accepts no more
-        self._selector = selectors.DefaultSelector()
-        self._woken, self._waker = os.pipe()
-        os.set_blocking(self._woken, False)
-        os.set_blocking(self._waker, False)
-        self._selector.register(self._woken, selectors.EVENT_READ)
-        self._closed = False
+        self._selector = WakeableSelector()
         self._process = os.getpid()
-        try:
-            self.endpoint = Endpoint(
-                rank,
-                store,
-                host,
-                purpose=purpose,
-                namespace=namespace,
-                security=security,
-                admit=self._admit,
-                on_change=self.wake,
-            )
-        except BaseException:
-            self._close_selector()
-            raise
+        self.wake = self._selector.wake
+        endpoint.start(self._admit, self.wake)
 
     @property
     def is_fork(self) -> bool:
@@ -86,6 +57,15 @@ class Wire:
         """Return a connection to this peer, which opens in the background."""
         outbound = self.outbound[record.rank] = Outbound(record)
         self.endpoint.dial(outbound)
+        return outbound
+
+    def reach(self, peer: int) -> Outbound | None:
+        """Return the connection to a peer, and open one if there is none; None if the peer has no
+        record."""
+        outbound = self.outbound.get(peer)
+        if outbound is None:
+            record = self.endpoint.find(peer)
+            return None if record is None else self.connect(record)
         return outbound
 
     def send(self, outbound: Outbound, header: bytes, payload: memoryview) -> Outgoing:
@@ -120,26 +100,19 @@ class Wire:
                     return None
                 woken = False
                 for key, _ in ready:
-                    if key.data is None:
-                        woken = True
-                        with suppress(BlockingIOError):
-                            os.read(self._woken, 4096)
-                    elif isinstance(key.data, Inbound):
+                    if isinstance(key.data, Inbound):
                         self._read(key.data, messages, place)
-                    else:
+                    elif isinstance(key.data, Outbound):
                         woken = self._write(key.data) or woken
+                    else:
+                        key.data()
+                        woken = True
                 if messages or woken or until is None:
                     return messages
                 seconds = max(0.0, until - monotonic())
         finally:
             if writing:
                 self._write_there(writing)
-
-    def wake(self) -> None:
-        """End the wait of the thread that receives; any thread may call this."""
-        if not self._closed:
-            with suppress(OSError):
-                os.write(self._waker, b"!")
 
     def hang_up(self) -> None:
         """Close all connections to peers and drop their messages."""
@@ -159,21 +132,15 @@ class Wire:
                 sleep(SEND_LINGER_POLL_SECONDS)
         self.hang_up()
         self.endpoint.close()
-        self._closed = True
         for inbound in tuple(self._inbound):
             inbound.socket.close()
-        self._close_selector()
-
-    def _close_selector(self) -> None:
         self._selector.close()
-        os.close(self._woken)
-        os.close(self._waker)
 
     def _admit(self, connection: socket.socket, rank: int, cipher: RecordCipher | None) -> None:
         """Receive from this connection; the network thread calls this."""
         inbound = Inbound(connection, rank, cipher, self._header_nbytes)
         self._inbound.add(inbound)
-        self._register(connection, selectors.EVENT_READ, inbound)
+        self._register(connection, READ_EVENT, inbound)
 
     def _flush(self, outbound: Outbound) -> bool:
         """Write what the socket accepts; True if nothing is left. The lock is held."""
@@ -192,7 +159,7 @@ class Wire:
                 if outbound.socket is not None and not outbound.is_empty:
                     self.endpoint.write_on(outbound, here=False)
                     writing.append((outbound, outbound.socket.fileno()))
-                    self._register(outbound.socket, selectors.EVENT_WRITE, outbound)
+                    self._register(outbound.socket, WRITE_EVENT, outbound)
         return writing
 
     def _write_there(self, writing: list[tuple[Outbound, int]]) -> None:

@@ -21,8 +21,10 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import combinations
+from operator import attrgetter
 
-from thalweg.chaos.history import Commit, Ended, History, Sent, Starved, Violation
+from thalweg.chaos.checks import check
+from thalweg.chaos.history import Commit, Ended, History, Sent, Starved
 from thalweg.chaos.recovery_times import FaultTimes
 
 SAMPLE_COUNT_TOLERANCE = 1e-6
@@ -33,39 +35,35 @@ Ranks = frozenset[int]
 # asp
 
 
-def once_each(history: History) -> list[Violation]:
+@check("counted")
+def once_each(history: History) -> Iterator[str]:
     """Each gradient of every rank counts once, under `asp`."""
     sent = _sent(history)
-    found = []
     for last, commit in history.successive():
         for rank, count in enumerate(commit.counted):
             most = bisect_right(sent[rank], (commit.time, 1 << 62))
             if count > most + SAMPLE_COUNT_TOLERANCE:
                 text = f"{count:g} gradients of rank {rank} are applied, but {most} were sent"
-                found.append(_violation(commit, text))
+                yield f"{_after(commit)}: {text}"
         if last is None or history.came_in(last, commit):
             continue
         rose = commit.counted[commit.rank] - last.counted[last.rank]
         if abs(rose - 1) > SAMPLE_COUNT_TOLERANCE:
             text = f"one gradient was sent since step {last.step}, and it counts {rose:g} times"
-            found.append(_violation(commit, text))
+            yield f"{_after(commit)}: {text}"
         if last.formation == commit.formation and any(
             now < then - SAMPLE_COUNT_TOLERANCE
             for now, then in zip(commit.counted, last.counted, strict=True)
         ):
-            found.append(_violation(commit, f"gradients applied at step {last.step} are lost"))
+            yield f"{_after(commit)}: gradients applied at step {last.step} are lost"
     if len({record.digest for record in history.of(Ended)}) > 1:
-        text = "after the final consensus ranks hold different parameters"
-        found.append(Violation("counted", text))
-    return found
+        yield "after the final consensus ranks hold different parameters"
 
 
-def within_bounds(
-    history: History, faults: Sequence[FaultTimes], staleness: int
-) -> list[Violation]:
+@check("counted")
+def within_bounds(history: History, faults: Sequence[FaultTimes], staleness: int) -> Iterator[str]:
     """No rank gets more than `staleness` steps ahead of another member, under `asp`."""
     sent = _sent(history)
-    found = []
     for commit in history.commits:
         if any(times.injected <= commit.time <= _over(times) for times in faults):
             continue
@@ -74,8 +72,7 @@ def within_bounds(
             steps = sent[rank][place - 1][1] + 1 if place else 0
             if commit.step > steps + staleness and not _is_away(history, rank, commit.time):
                 text = f"rank {rank} has sent {steps} gradients, more than {staleness} behind"
-                found.append(_violation(commit, text))
-    return found
+                yield f"{_after(commit)}: {text}"
 
 
 def _over(times: FaultTimes) -> float:
@@ -99,12 +96,12 @@ def _is_away(history: History, rank: int, time: float) -> bool:
 # lgc
 
 
-def counted_now_or_next_step(history: History, first: Callable[[int], int]) -> list[Violation]:
+@check("counted")
+def counted_now_or_next_step(history: History, first: Callable[[int], int]) -> Iterator[str]:
     """Gradients of every step count as the formula says, under `lgc`; of n ranks a step waits for
     `first(n)`."""
     computed = {(record.rank, record.step + 1) for record in history.of(Sent)}
     possible: dict[tuple[int, int], set[Ranks]] = {}  # of each step: the ranks that may be U
-    found = []
     for commit, rose in _rises(history):
         ranks, step = commit.members, commit.step
         if (commit.formation, step) in possible:
@@ -123,9 +120,8 @@ def counted_now_or_next_step(history: History, first: Callable[[int], int]) -> l
         if not used:
             counts = ", ".join(f"rank {rank} {count:g}" for rank, count in enumerate(rose))
             text = f"gradients count {counts}, which no set of first and late ranks explains"
-            found.append(_violation(commit, text))
+            yield f"{_after(commit)}: {text}"
         possible[commit.formation, step] = used or any_of_them
-    return found
 
 
 def _rises(history: History) -> Iterator[tuple[Commit, list[float]]]:
@@ -169,13 +165,10 @@ def _choices(ranks: Sequence[int], least: int) -> Iterator[Ranks]:
 def _sent(history: History) -> dict[int, list[tuple[float, int]]]:
     """The gradients that each rank sent: their times and the steps before them, in order."""
     sent: dict[int, list[tuple[float, int]]] = defaultdict(list)
-    for record in history.of(Sent):
+    for record in sorted(history.of(Sent), key=attrgetter("time", "step")):
         sent[record.rank].append((record.time, record.step))
-    for of_rank in sent.values():
-        of_rank.sort()
     return sent
 
 
-def _violation(commit: Commit, text: str) -> Violation:
-    where = f"rank {commit.rank} after step {commit.step} of membership epoch {commit.formation}"
-    return Violation("counted", f"{where}: {text}")
+def _after(commit: Commit) -> str:
+    return f"rank {commit.rank} after step {commit.step} of membership epoch {commit.formation}"

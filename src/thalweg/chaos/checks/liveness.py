@@ -16,9 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from thalweg.chaos.checks import Problem, check
 from thalweg.chaos.exact_job import CHECKPOINT_PERIOD_STEPS
 from thalweg.chaos.fault import FaultKind
-from thalweg.chaos.history import History, Refused, Saved, Starved, Violation
+from thalweg.chaos.history import History, Refused, Saved, Starved
 from thalweg.chaos.recovery_times import FaultTimes
 from thalweg.errors import ranks_text
 from thalweg.members.failure_detector import MAX_SILENCE_TIMEOUT_SECONDS
@@ -32,32 +33,27 @@ MIN_OBSERVABLE_FAULT_SECONDS = 2.0  # no rank need notice a shorter fault
 DETECTED_FAULT_KINDS: tuple[FaultKind, ...] = ("kill", "restart", "pause", "cut", "oneway")
 
 
-def progress(faults: Sequence[FaultTimes], bound: float) -> list[Violation]:
-    found = []
+@check("progress")
+def progress(faults: Sequence[FaultTimes], bound: float) -> Iterator[Problem]:
     for times in faults:
         fault, stall, rejoin = times.fault, times.stall_seconds, times.rejoin_seconds
         slow = fault.hold if fault.kind in ("degrade", "disk") else 0.0  # it slows all ranks down
         evicted = any(NOT_REACHED_REASON in report.reason for report in times.reports)
         if times.recovered is None:
-            found.append(_violation("progress", times, "the run never recovered"))
+            yield _of(times, "the run never recovered")
         if stall is not None and stall > bound + slow:
-            text = f"the other ranks stalled for {stall:.1f} s"
-            found.append(_violation("progress", times, text))
+            yield _of(times, f"the other ranks stalled for {stall:.1f} s")
         if rejoin is not None and rejoin > bound + evicted * MAX_EVICTED_BACK_OFF_SECONDS:
-            text = f"{ranks_text(sorted(times.hit))} rejoined {rejoin:.1f} s after it ended"
-            found.append(_violation("progress", times, text))
-    return found
+            ranks = ranks_text(sorted(times.hit))
+            yield _of(times, f"{ranks} rejoined {rejoin:.1f} s after it ended")
 
 
+@check("culprit")
 def causes_reported(
     history: History, faults: Sequence[FaultTimes], *, missed: bool = True
-) -> list[Violation]:
+) -> Iterator[Problem]:
     """Reports name the right ranks. `missed` is True if the others wait for a rank that is away for
     a moment, and so must notice."""
-    return [*_unreported(faults, missed), *_wrongly_reported(history, faults)]
-
-
-def _unreported(faults: Sequence[FaultTimes], missed: bool) -> Iterator[Violation]:
     for times in faults:
         fault = times.fault
         long = fault.hold > CERTAIN_DETECTION_SECONDS or (
@@ -65,12 +61,7 @@ def _unreported(faults: Sequence[FaultTimes], missed: bool) -> Iterator[Violatio
         )
         named = {rank for report in times.reports for rank in (*report.left, *report.joined)}
         if fault.kind in DETECTED_FAULT_KINDS and long and not named & times.hit:
-            text = f"no rank reported {ranks_text(sorted(times.hit))}"
-            yield _violation("culprit", times, text)
-
-
-def _wrongly_reported(history: History, faults: Sequence[FaultTimes]) -> Iterator[Violation]:
-    starved = list(history.of(Starved))
+            yield _of(times, f"no rank reported {ranks_text(sorted(times.hit))}")
     for report in history.named:
         causes = [
             times
@@ -80,29 +71,27 @@ def _wrongly_reported(history: History, faults: Sequence[FaultTimes]) -> Iterato
         ]
         explained = {rank for times in causes for rank in times.hit} | {
             pause.rank
-            for pause in starved
+            for pause in history.of(Starved)
             if pause.time - pause.seconds <= report.noticed <= pause.time + ATTRIBUTION_SECONDS
         }
         wrong = [rank for rank in report.left if rank not in explained]
         if wrong:
-            yield Violation(
-                "culprit",
+            yield (
                 f"rank {report.rank} reported {ranks_text(wrong)} at step {report.step} "
                 f"({report.reason}), but no fault had hit it",
                 causes[-1].fault.number if causes else None,
             )
 
 
-def checkpoints(history: History, faults: Sequence[FaultTimes]) -> list[Violation]:
-    found = []
-    refusals = list(history.of(Refused))
+@check("checkpoints")
+def checkpoints(history: History, faults: Sequence[FaultTimes]) -> Iterator[Problem]:
+    refusals = history.of(Refused)
     saves = [record.time for record in history.of(Saved)]
     for times in faults:
         begin, end = times.injected, times.healed or times.injected
         read = [r for r in refusals if r.fault == times.fault.number]
         if any(DAMAGED_CHECKPOINT_TEXT not in r.text for r in read):
-            text = f"a damaged checkpoint wasn't rejected: {read[0].text}"
-            found.append(_violation("checkpoints", times, text))
+            yield _of(times, f"a damaged checkpoint wasn't rejected: {read[0].text}")
         if times.fault.kind == "disk" and end - begin > MIN_OBSERVABLE_FAULT_SECONDS:
             steps = {commit.step for commit in history.commits if begin <= commit.time <= end}
             reported = any(
@@ -112,13 +101,10 @@ def checkpoints(history: History, faults: Sequence[FaultTimes]) -> list[Violatio
                 for r in refusals
             )
             if len(steps) > CHECKPOINT_PERIOD_STEPS and not reported:
-                text = "no rank reported that the disk is full"
-                found.append(_violation("checkpoints", times, text))
+                yield _of(times, "no rank reported that the disk is full")
             if times.recovered is not None and saves and saves[-1] < begin:
-                text = "no checkpoint was written afterwards"
-                found.append(_violation("checkpoints", times, text))
-    return found
+                yield _of(times, "no checkpoint was written afterwards")
 
 
-def _violation(check: str, times: FaultTimes, text: str) -> Violation:
-    return Violation(check, f"{times.fault}: {text}", times.fault.number)
+def _of(times: FaultTimes, text: str) -> Problem:
+    return f"{times.fault}: {text}", times.fault.number

@@ -12,23 +12,22 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 
-from thalweg.chaos.history import Commit, History, Violation
+from thalweg.chaos.checks import check
+from thalweg.chaos.history import Commit, History
 from thalweg.errors import ranks_text
 
 
-def one_epoch_at_a_time(history: History, under_way: int) -> list[Violation]:
+@check("members")
+def one_epoch_at_a_time(history: History, under_way: int) -> Iterator[str]:
     """A rank takes at most `under_way` steps without a message from the others."""
     commits = sorted(history.commits, key=lambda commit: commit.time)
     first: dict[int, Commit] = {}  # of each epoch
     for commit in commits:
         first.setdefault(commit.formation, commit)
-    texts = [
-        *dict.fromkeys(_ambiguous(commits, first)),
-        *_disjoint(first),
-        *_turned_back(commits),
-        *_evicted(commits, first, under_way),
-    ]
-    return [Violation("members", text) for text in texts]
+    yield from dict.fromkeys(_ambiguous(commits, first))
+    yield from _disjoint(first)
+    yield from _turned_back(commits)
+    yield from _evicted(commits, first, under_way)
 
 
 def _ambiguous(commits: list[Commit], first: dict[int, Commit]) -> Iterator[str]:

@@ -13,17 +13,19 @@ only members of the same membership epoch are compared.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from statistics import median
 
-from thalweg.chaos.history import Commit, Ended, History, Violation
+from thalweg.chaos.checks import check
+from thalweg.chaos.history import Commit, Ended, History
 
 REPLICA_MEAN_TOLERANCE = 1e-4  # of a mean, relative to the largest term
 MAX_REPLICA_DISTANCE_FACTOR = 20.0  # relative to the median distance before averaging
 MIN_REPLICA_DISTANCE_STEPS = 5  # for that median
 
 
-def equal(history: History) -> list[Violation]:
+@check("equal")
+def equal(history: History) -> Iterator[str]:
     """Members hold identical bits after every step of an epoch, and all ranks do at the end."""
     digests = {
         f"after step {step} of membership epoch {epoch}": {c.rank: c.digest for c in commits}
@@ -31,34 +33,30 @@ def equal(history: History) -> list[Violation]:
     }
     ended = sorted(history.of(Ended), key=lambda record: record.rank)
     digests["at the end"] = {record.rank: record.digest for record in ended}
-    return [
-        Violation("equal", f"{when}: {', '.join(f'rank {r} {d}' for r, d in of_ranks.items())}")
-        for when, of_ranks in digests.items()
-        if len(set(of_ranks.values())) > 1
-    ]
+    for when, of_ranks in digests.items():
+        if len(set(of_ranks.values())) > 1:
+            yield f"{when}: {', '.join(f'rank {r} {d}' for r, d in of_ranks.items())}"
 
 
-def as_expected(history: History, expected: Mapping[int, str]) -> list[Violation]:
+@check("foretold")
+def as_expected(history: History, expected: Mapping[int, str]) -> Iterator[str]:
     """Parameters equal those of a single process with the same batches; only the first difference
     of each process counts, since all later ones follow from it."""
-    found = []
     wrong: set[tuple[int, int]] = set()
     for commit in sorted(history.commits, key=lambda c: (c.step, c.time)):
         process = commit.rank, commit.life
         if commit.digest != expected[commit.step] and process not in wrong:
             wrong.add(process)
-            text = (
+            yield (
                 f"rank {commit.rank} holds {commit.digest} after step {commit.step} of membership "
                 f"epoch {commit.formation}, expected {expected[commit.step]}: a step or a sample "
                 "was lost or counted twice"
             )
-            found.append(Violation("foretold", text))
-    return found
 
 
-def mean_preserved(history: History) -> list[Violation]:
+@check("mean")
+def mean_preserved(history: History) -> Iterator[str]:
     """Every averaging that no change of members interrupted preserves the mean."""
-    found = []
     for (epoch, step), commits in _by_step(history).items():
         if any(c.began_in != epoch for c in commits) or not _is_complete(commits):
             continue
@@ -66,16 +64,15 @@ def mean_preserved(history: History) -> list[Violation]:
         for before, after in sums:
             scale = max(1.0, *map(abs, before))
             if abs(sum(after) - sum(before)) > REPLICA_MEAN_TOLERANCE * scale * len(commits):
-                text = (
+                yield (
                     f"averaging after step {step} of membership epoch {epoch} changed the sum over "
                     f"ranks from {sum(before):.6g} to {sum(after):.6g}"
                 )
-                found.append(Violation("mean", text))
                 break
-    return found
 
 
-def close(history: History) -> list[Violation]:
+@check("drift")
+def close(history: History) -> Iterator[str]:
     """No replica is ever many times farther from the mean than replicas are before averaging. The
     distance after averaging is no measure: some plans make some numbers of replicas equal."""
     complete = {
@@ -84,18 +81,17 @@ def close(history: History) -> list[Violation]:
         if _is_complete(commits) and len(commits) > 1
     }
     if len(complete) < MIN_REPLICA_DISTANCE_STEPS:
-        return []
+        return
     usual = median(_max_distance(commits, "before") for commits in complete.values())
     bound = MAX_REPLICA_DISTANCE_FACTOR * max(usual, 1e-9)
-    return [
-        Violation(
-            "drift",
-            f"after step {step} of membership epoch {epoch} a rank is {distance:.3g} from the mean "
-            f"(limit {bound:.3g}: {MAX_REPLICA_DISTANCE_FACTOR:g} times the median distance)",
-        )
-        for (epoch, step), commits in complete.items()
-        if (distance := _max_distance(commits, "after")) > bound
-    ]
+    for (epoch, step), commits in complete.items():
+        distance = _max_distance(commits, "after")
+        if distance > bound:
+            yield (
+                f"after step {step} of membership epoch {epoch} a rank is {distance:.3g} from the "
+                f"mean (limit {bound:.3g}: {MAX_REPLICA_DISTANCE_FACTOR:g} times the median "
+                "distance)"
+            )
 
 
 def _by_step(history: History) -> dict[tuple[int, int], list[Commit]]:

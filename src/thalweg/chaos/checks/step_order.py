@@ -12,15 +12,16 @@ history records how many.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
-from thalweg.chaos.history import Commit, History, Violation
+from thalweg.chaos.checks import check
+from thalweg.chaos.history import Commit, History
 
 
-def in_order(history: History, *, jumps: bool = False) -> list[Violation]:
+@check("steps")
+def in_order(history: History, *, jumps: bool = False) -> Iterator[str]:
     """Processes take steps in order. `jumps` is True if ranks may skip steps whose results others
     sent them, as in a coded tree."""
-    found = []
     for before, commit in history.successive():
         if before is None or commit.step == before.step + 1:
             continue
@@ -31,16 +32,15 @@ def in_order(history: History, *, jumps: bool = False) -> list[Violation]:
         if not forward and epoch_changed and history.came_in(before, commit):
             continue
         what = "skipped" if forward else "repeated"
-        text = (
+        yield (
             f"rank {commit.rank} {what} steps between {before.step} (membership epoch "
             f"{before.formation}) and {commit.step} (membership epoch {commit.formation}), and no "
             "record shows that it received another rank's state"
         )
-        found.append(Violation("steps", text))
-    return found
 
 
-def batches_whole(history: History, batch: int, checksums: Mapping[int, int]) -> list[Violation]:
+@check("samples")
+def batches_whole(history: History, batch: int, checksums: Mapping[int, int]) -> Iterator[str]:
     """`checksums` are those of the batches, by step. The first step of an epoch may lack as many
     samples as were recorded as lost with the ranks that left."""
     lost: dict[int, int] = defaultdict(int)
@@ -52,7 +52,6 @@ def batches_whole(history: History, batch: int, checksums: Mapping[int, int]) ->
         if commit.began_in == commit.formation:
             taken[commit.formation, commit.step].append(commit)
             first[commit.formation] = min(commit.step, first.get(commit.formation, commit.step))
-    found = []
     for (epoch, step), commits in taken.items():
         if len(commits) != len(commits[0].members):
             continue  # one of them failed before it could report
@@ -60,9 +59,7 @@ def batches_whole(history: History, batch: int, checksums: Mapping[int, int]) ->
         if step == first[epoch] and 0 < batch - samples <= lost[epoch]:
             continue
         if samples != batch or sum(c.checksum for c in commits) != checksums[step]:
-            text = (
+            yield (
                 f"the members of membership epoch {epoch} read {samples} samples at step {step}, "
                 f"which aren't the batch of {batch}"
             )
-            found.append(Violation("samples", text))
-    return found

@@ -25,20 +25,32 @@ odd number the fixed seat is empty, and the opposite member is in no pair.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import lcm
 from typing import TypeVar
 
 from thalweg.schedules.group import Group
-from thalweg.schedules.shuffle.averaging_group import AveragingGroup, connected
 from thalweg.schedules.shuffle.contended_links import MAX_WINDOW_STEPS, ContendedLinks
 
 MAX_EXAMINED_PERIOD_STEPS = 2048
 
 Members = tuple[int, ...]
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class AveragingGroup:
+    """Members that average among themselves; the result is applied after `lasts` steps. Meanwhile
+    they are in no other group, so the duration of the exchange doesn't affect the result."""
+
+    group: Group
+    lasts: int = 1
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return self.group.ranks
 
 
 @lru_cache(maxsize=64)
@@ -65,7 +77,7 @@ class GroupTable:
     def is_sound(self) -> bool:
         """True if the groups connect all ranks, and no rank is alone for long."""
         steps = range(min(self.period, MAX_EXAMINED_PERIOD_STEPS))
-        groups = ([members for members, _ in self._begin(step)] for step in steps)
+        groups = ([members for members, _ in self.begin(step)] for step in steps)
         mixes = connected(self.group.ranks, groups)
         into_the_next = range(steps.stop + MAX_WINDOW_STEPS)
         return mixes and (
@@ -78,7 +90,7 @@ class GroupTable:
         last = dict.fromkeys(self.group.ranks, -1)
         pauses = [1]
         for step in steps:
-            for members, _ in self._begin(step):
+            for members, _ in self.begin(step):
                 for rank in members:
                     pauses.append(step - last[rank])
                     last[rank] = step
@@ -95,11 +107,8 @@ class GroupTable:
         rests = 2 * max(self._windows, default=1) if any(map(self._rests, racks)) else 1
         return lcm(steps, rests, *windows)
 
-    def begin(self, step: int) -> Iterator[AveragingGroup]:
-        for members, lasts in self._begin(step):
-            yield AveragingGroup(self.group.subgroup(members), lasts)
-
-    def _begin(self, step: int) -> Iterator[tuple[Members, int]]:
+    def begin(self, step: int) -> Iterator[tuple[Members, int]]:
+        """The groups that begin at this step, and the steps that each one lasts."""
         away: set[int] = set()
         for window in self._windows:
             for members in self._kept_apart(window, step // window, away):
@@ -114,58 +123,52 @@ class GroupTable:
     @cached_property
     def _windows(self) -> list[int]:
         """The lengths of windows in steps, the longest first."""
-        paces = {
-            *(self._pace(rack) for rack in self.group.racks),
-            *(self._inner_pace(rack) for rack in self.group.racks),
-        }
+        paces = {*self._paces.values(), *map(self._inner_pace, self.group.racks)}
         return sorted(paces - {1}, reverse=True)
 
     def _kept_apart(self, window: int, turn: int, away: set[int]) -> Iterator[Members]:
         for rack in self.group.racks:
             if self._inner_pace(rack) == window:
                 yield from self._partners(rack, turn, away)
-        if self._outer_pace == window:
+        if max(self._paces.values()) == window:
             yield from self._envoys(turn, away)
 
     def _partners(self, rack: Members, turn: int, away: set[int]) -> Iterator[Members]:
         """Pairs of a slow host with another one. Slow hosts without a partner, and a host that
         would be left alone, join the last pair. One host that isn't slow stays as delegate of the
         rack; where there is one at most, slow hosts have a window only every second time."""
-        slow = [rank for rank in rack if self._is_slow(rank)]
         if self._rests(rack) and turn % 2:
             return
-        if len(slow) == len(rack):
+        slow = [rank for rank in rack if self._is_slow(rank)]
+        fast = tuple(rank for rank in rack if rank not in slow)
+        if not fast:
             there = tuple(rank for rank in rack if rank not in away)
             if len(there) > 1:
                 yield there
             return
-        fast = tuple(rank for rank in rack if rank not in slow)
         others = [rank for rank in _from(fast, turn) if rank not in away]
         if not others:
             return
         number = min(len(slow), max(1, len(others) - 1))
         pairs = list(zip(slow[:number], others, strict=False))
-        alone = len(others) - number - (self._pace(rack) > 1) == 1 and not self._speaks(rack)
+        is_slow = self._paces[rack] > 1
+        has_delegate = not is_slow and len(self._near) > 1
+        alone = len(others) - number - is_slow == 1 and not has_delegate
         yield from pairs[:-1]
         yield (*pairs[-1], *slow[number:], *others[number : number + alone])
-
-    def _speaks(self, rack: Members) -> bool:
-        """True if the rack has a delegate at every step."""
-        return self._pace(rack) == 1 and len(self._near) > 1
 
     @cached_property
     def _near(self) -> list[Members]:
         """The racks that aren't slow."""
-        return [rack for rack in self.group.racks if self._pace(rack) == 1]
+        return [rack for rack in self.group.racks if self._paces[rack] == 1]
 
     def _envoys(self, turn: int, away: set[int]) -> Iterator[Members]:
         racks = self.group.racks
         for one, other in circle_pairs(range(len(racks)), turn):
-            if max(self._pace(racks[one]), self._pace(racks[other])) == 1:
-                continue
-            sent = [self._delegate(racks[rack], turn, away) for rack in (one, other)]
-            if None not in sent:
-                yield tuple(rank for rank in sent if rank is not None)
+            if max(self._paces[racks[one]], self._paces[racks[other]]) > 1:
+                sent = [self._delegate(racks[rack], turn, away) for rack in (one, other)]
+                if None not in sent:
+                    yield tuple(rank for rank in sent if rank is not None)
 
     def _is_slow(self, rank: int) -> bool:
         return rank in self._host_paces
@@ -176,9 +179,6 @@ class GroupTable:
         paces = dict(self.contention.hosts)
         hosts = ((rank, self.group.cluster.host(rank).name) for rank in self.group.ranks)
         return {rank: paces[name] for rank, name in hosts if name in paces}
-
-    def _pace(self, rack: Members) -> int:
-        return self._paces[rack]
 
     @cached_property
     def _paces(self) -> dict[Members, int]:
@@ -204,21 +204,15 @@ class GroupTable:
         slow = sum(map(self._is_slow, rack))
         return slow > 0 and len(rack) - slow <= 1
 
-    @cached_property
-    def _outer_pace(self) -> int:
-        return max(self._paces.values())
-
     # The other links
 
     def _usual(self, step: int, away: set[int]) -> Iterator[Members]:
         turn, whole = divmod(step, 2) if self.whole_racks else (step, 0)
         chosen = [] if whole or len(self.group.racks) == 1 else list(self._between(turn, away))
         yield from chosen
-        met = {rank for members in chosen for rank in members} | away
+        met = away.union(self._slow_among_others, *chosen)
         for rack in self.group.racks:
-            staying = tuple(
-                rank for rank in rack if rank not in met and not self._is_slow_among(rank, rack)
-            )
+            staying = tuple(rank for rank in rack if rank not in met)
             if len(staying) > 1:
                 yield staying
 
@@ -236,12 +230,36 @@ class GroupTable:
 
     def _delegate(self, rack: Members, turn: int, away: set[int]) -> int | None:
         """The next delegate of a rack; None if all are in windows or slow."""
-        free = [rank for rank in _from(rack, turn) if rank not in away]
-        return next((rank for rank in free if not self._is_slow_among(rank, rack)), None)
+        busy = away | self._slow_among_others
+        return next((rank for rank in _from(rack, turn) if rank not in busy), None)
 
-    def _is_slow_among(self, rank: int, rack: Members) -> bool:
-        """True if a rank is on a slow host and others of its rack aren't."""
-        return self._is_slow(rank) and not all(map(self._is_slow, rack))
+    @cached_property
+    def _slow_among_others(self) -> set[int]:
+        """The ranks on slow hosts in racks whose other hosts aren't all slow."""
+        mixed = (rack for rack in self.group.racks if not all(map(self._is_slow, rack)))
+        return {rank for rack in mixed for rank in rack if self._is_slow(rank)}
+
+
+def connected(ranks: Iterable[int], steps: Iterable[Iterable[tuple[int, ...]]]) -> bool:
+    """True if information of one rank reaches all others through the groups of these steps; stops
+    at the first step at which it does."""
+    root = {rank: rank for rank in ranks}
+    apart = len(root)
+
+    def find(rank: int) -> int:
+        while root[rank] != rank:
+            root[rank] = rank = root[root[rank]]
+        return rank
+
+    for groups in steps:
+        for members in groups:
+            for member in members:
+                one, other = find(member), find(members[0])
+                root[one] = other
+                apart -= one != other
+        if apart == 1:
+            return True
+    return apart <= 1
 
 
 def _from(rack: Members, turn: int) -> Members:

@@ -9,12 +9,9 @@ are built over the racks, rooted at different members.
 
 from __future__ import annotations
 
+from thalweg.schedules import Group, Schedule, Topology, all_reduce
 from thalweg.schedules.chunks import in_pieces, pieces, split
-from thalweg.schedules.collectives import all_reduce
-from thalweg.schedules.group import Group
 from thalweg.schedules.programs import down, in_turn, side_by_side, up
-from thalweg.schedules.schedule import Schedule
-from thalweg.schedules.topology import Topology
 from thalweg.schedules.trees import binary, complement, over_racks
 
 

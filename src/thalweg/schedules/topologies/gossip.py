@@ -12,10 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from thalweg.declarations import Parameter
-from thalweg.schedules.group import Group
-from thalweg.schedules.moves import Move, MoveKind
-from thalweg.schedules.schedule import Condition, Schedule
-from thalweg.schedules.topology import Topology
+from thalweg.schedules import Condition, Group, Move, MoveKind, Schedule, Topology
+from thalweg.schedules.collectives import OWN_EVERYWHERE
 
 
 def gossip(group: Group, elements: int, itemsize: int, step: int, graph: str) -> Schedule:
@@ -38,7 +36,7 @@ def gossip(group: Group, elements: int, itemsize: int, step: int, graph: str) ->
         sizes=(elements,),
         itemsize=itemsize,
         program=program,
-        before=Condition("everybody holds its own contribution", lambda rank, _: 1 << rank),
+        before=OWN_EVERYWHERE,
         after=Condition(
             "everybody holds the sum of its own and its neighbours'",
             lambda rank, _: sum(1 << peer for peer in {rank, *peers(rank, -1)}),

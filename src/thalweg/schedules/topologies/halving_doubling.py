@@ -14,12 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from thalweg.schedules import Group, Move, MoveKind, Program, Schedule, Topology, all_reduce
 from thalweg.schedules.chunks import split
-from thalweg.schedules.collectives import all_reduce
-from thalweg.schedules.group import Group
-from thalweg.schedules.moves import Move, MoveKind, Program, Span
-from thalweg.schedules.schedule import Schedule
-from thalweg.schedules.topology import Topology
+from thalweg.schedules.moves import Span
 
 
 def halving_doubling(group: Group, elements: int, itemsize: int, step: int) -> Schedule:

@@ -23,13 +23,10 @@ from fractions import Fraction
 from itertools import pairwise
 
 from thalweg.declarations import Parameter
+from thalweg.schedules import Group, Program, Schedule, Topology, all_reduce
 from thalweg.schedules.chunks import pieces, singles, split
-from thalweg.schedules.collectives import all_reduce
-from thalweg.schedules.group import Group
-from thalweg.schedules.moves import Program, Span
+from thalweg.schedules.moves import Span
 from thalweg.schedules.programs import down, in_turn, ring_gather, ring_reduce, up
-from thalweg.schedules.schedule import Schedule
-from thalweg.schedules.topology import Topology
 from thalweg.schedules.trees import heap, over
 
 COMPRESS_BETWEEN = "between"

@@ -6,10 +6,8 @@ tensors: a ring in the order of the rank numbers, whatever the racks.
 
 from __future__ import annotations
 
-from thalweg.schedules.group import Group
-from thalweg.schedules.schedule import Schedule
+from thalweg.schedules import Group, Schedule, Topology
 from thalweg.schedules.topologies.ring import round_ring
-from thalweg.schedules.topology import Topology
 
 GLOO_CHUNKS_PER_RANK = 2  # Gloo cuts into two chunks per rank
 

@@ -9,12 +9,9 @@ from __future__ import annotations
 
 from thalweg.declarations import Parameter
 from thalweg.errors import LayoutError
+from thalweg.schedules import Group, Schedule, Topology, all_reduce
 from thalweg.schedules.chunks import in_pieces, pieces, split
-from thalweg.schedules.collectives import all_reduce
-from thalweg.schedules.group import Group
-from thalweg.schedules.programs import direct_gather, direct_reduce, in_turn
-from thalweg.schedules.schedule import Schedule
-from thalweg.schedules.topology import Topology
+from thalweg.schedules.programs import direct
 
 
 def ps(group: Group, elements: int, itemsize: int, step: int, servers: int | None) -> Schedule:
@@ -29,8 +26,7 @@ def ps(group: Group, elements: int, itemsize: int, step: int, servers: int | Non
     order = (*spread, *(rank for rank in group.order if rank not in serving))
     shards = split(elements, count)
     sizes, spans = in_pieces(shards, pieces(group, shards[0] * itemsize, hops=2))
-    program = in_turn(direct_reduce(order, spans), direct_gather(order, spans))
-    return all_reduce("ps", group, sizes, itemsize, program)
+    return all_reduce("ps", group, sizes, itemsize, direct(order, spans))
 
 
 TOPOLOGY = Topology(

@@ -10,12 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from thalweg.schedules import Group, Schedule, Topology, all_reduce
 from thalweg.schedules.chunks import in_pieces, split
-from thalweg.schedules.collectives import all_reduce
-from thalweg.schedules.group import Group
 from thalweg.schedules.programs import in_turn, ring_gather, ring_reduce
-from thalweg.schedules.schedule import Schedule
-from thalweg.schedules.topology import Topology
 
 
 def ring(group: Group, elements: int, itemsize: int, step: int) -> Schedule:

@@ -12,18 +12,15 @@ from __future__ import annotations
 from math import lcm
 
 from thalweg.declarations import Parameter
-from thalweg.schedules.group import Group
-from thalweg.schedules.schedule import Schedule
-from thalweg.schedules.shuffle.averaging_group import AveragingGroup
-from thalweg.schedules.shuffle.contended_links import ContendedLinks
+from thalweg.schedules import AveragingGroup, ContendedLinks, Group, Schedule, Topology
 from thalweg.schedules.shuffle.group_table import choose_table
 from thalweg.schedules.topologies.ring import pieces_of, round_ring
-from thalweg.schedules.topology import Topology
 
 
 def groups(group: Group, step: int) -> tuple[AveragingGroup, ...]:
     """The averaging groups that begin at this step; no rank is in two at a time."""
-    return tuple(choose_table(group).begin(step))
+    begun = choose_table(group).begin(step)
+    return tuple(AveragingGroup(group.subgroup(members), lasts) for members, lasts in begun)
 
 
 def period(group: Group) -> int:

@@ -11,12 +11,9 @@ from __future__ import annotations
 
 from thalweg.declarations import Parameter
 from thalweg.errors import LayoutError
+from thalweg.schedules import Group, Schedule, Topology, all_reduce
 from thalweg.schedules.chunks import pieces, singles, split
-from thalweg.schedules.collectives import all_reduce
-from thalweg.schedules.group import Group
 from thalweg.schedules.programs import down, in_turn, up
-from thalweg.schedules.schedule import Schedule
-from thalweg.schedules.topology import Topology
 from thalweg.schedules.trees import Tree, over
 from thalweg.schedules.trees import star as star_shape
 

@@ -11,18 +11,14 @@ children.
 from __future__ import annotations
 
 from thalweg.declarations import Parameter
-from thalweg.schedules.chunks import pieces, singles, split
-from thalweg.schedules.collectives import all_reduce
-from thalweg.schedules.group import Group
+from thalweg.schedules import Group, Schedule, Topology, all_reduce
+from thalweg.schedules.chunks import singles
+from thalweg.schedules.collectives import rack_tree
 from thalweg.schedules.programs import down, in_turn, up
-from thalweg.schedules.schedule import Schedule
-from thalweg.schedules.topology import Topology
-from thalweg.schedules.trees import heap, over_racks
 
 
 def tree(group: Group, elements: int, itemsize: int, step: int, fanout: int) -> Schedule:
-    shape = over_racks(group.racks_from(group.best_connected()), heap(fanout))
-    sizes = split(elements, pieces(group, elements * itemsize, hops=2 * shape.depth))
+    shape, sizes = rack_tree(group, elements, itemsize, group.best_connected(), fanout)
     spans = singles(0, len(sizes))
     return all_reduce("tree", group, sizes, itemsize, in_turn(up(shape, spans), down(shape, spans)))
 

@@ -19,13 +19,11 @@ from collections.abc import Callable
 from functools import partial
 from math import log2, sqrt
 
-from thalweg.schedules.group import Group
-from thalweg.schedules.schedule import Schedule
+from thalweg.schedules import Group, Schedule, Topology
 from thalweg.schedules.topologies.double_tree import double_tree
 from thalweg.schedules.topologies.halving_doubling import halving_doubling
 from thalweg.schedules.topologies.hierarchical import hierarchical
 from thalweg.schedules.topologies.ring import ring
-from thalweg.schedules.topology import Topology
 
 Build = Callable[[Group, int, int, int], Schedule]
 

@@ -27,9 +27,8 @@ from torch._C._distributed_c10d import PrefixStore
 
 from thalweg.bench.run_everywhere import Deployment, Progress, Report, Result, run_everywhere
 from thalweg.codes import Allocation
-from thalweg.engine.tree_join import join_tree
 from thalweg.engine.tree_node import ElementType, Node, pieces_of
-from thalweg.engine.tree_relay import Relay
+from thalweg.engine.tree_relay import Relay, join_tree
 from thalweg.errors import RunError, ScheduleError
 from thalweg.members.world import World
 from thalweg.schedules import Group, Schedule, coded_tree
@@ -103,7 +102,6 @@ class _TrialRank:
             self.prepared.allocation,
             [schedule],
             [ElementType()],
-            timeout=ITERATION_TIMEOUT_SECONDS,
             make=partial(Node, most_kept=WORKER_RESULT_HISTORY_STEPS),
         )
         try:

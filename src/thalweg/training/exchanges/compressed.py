@@ -36,8 +36,8 @@ from thalweg.compress import (
 from thalweg.compress.compressor import own_arguments
 from thalweg.declarations import Value
 from thalweg.engine.arithmetic import NUMPY, TORCH_KERNELS, Arithmetic, arithmetic_of
-from thalweg.engine.engine import Chain, Task
-from thalweg.engine.execute import View
+from thalweg.engine.engine import Chain
+from thalweg.engine.execute import Task, View
 from thalweg.errors import NotFinite, PlanError
 from thalweg.facts import Tensor
 from thalweg.plan import Plan

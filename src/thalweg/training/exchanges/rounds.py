@@ -13,7 +13,8 @@ from types import MappingProxyType
 import torch
 
 from thalweg.engine.collectives import SEE_OUTPUT_REMEDY, Collectives
-from thalweg.engine.engine import Chain, Task
+from thalweg.engine.engine import Chain
+from thalweg.engine.execute import Task
 from thalweg.plan import Plan
 from thalweg.schedules import Group
 from thalweg.steps import warm_up

@@ -22,9 +22,8 @@ from thalweg.codes import Allocation
 from thalweg.compress import SummableCodec
 from thalweg.engine.arithmetic import Arithmetic
 from thalweg.engine.first_k_node import FirstKNode
-from thalweg.engine.tree_join import join_tree
 from thalweg.engine.tree_node import ElementType, Node, Piece
-from thalweg.engine.tree_relay import Relay
+from thalweg.engine.tree_relay import Relay, join_tree
 from thalweg.errors import RunError
 from thalweg.members.world import World
 from thalweg.plan import Plan
@@ -257,7 +256,6 @@ def _open(
         allocation,
         [schedule(len(vector), vector.itemsize) for vector in vectors.all],
         vectors.types,
-        timeout=world.timeout,
         beyond=_beyond(plan),
         make=make,
         first=context.clock.step,

@@ -2,27 +2,27 @@ from __future__ import annotations
 
 import pytest
 
-from thalweg.engine import step_deadlines
-from thalweg.engine.step_deadlines import WATCHED_FINISHED_STEPS, StepDeadlines
+from thalweg.engine import arrivals
+from thalweg.engine.arrivals import WATCHED_FINISHED_STEPS, StepDeadlines
 
 
 def test_deadlines_follow_the_pace() -> None:
     own = StepDeadlines()
-    assert own.deadline == step_deadlines.FIRST_DEADLINE_SECONDS
+    assert own.deadline == arrivals.FIRST_DEADLINE_SECONDS
     for step in range(100):
         own.seen(step, 10.0 * step)
         own.seen(step, 10.0 * step + 5)  # the first counts
         assert own.first_seen(step) == 10.0 * step
         own.finish_step(step, 10.0 * step + (2.0 if step % 10 else 4.0))
-    assert own.deadline == pytest.approx(step_deadlines.DEADLINE_P95_FACTOR * 4.0)
+    assert own.deadline == pytest.approx(arrivals.DEADLINE_P95_FACTOR * 4.0)
     for step in range(100, 300):
         own.seen(step, step)
         own.finish_step(step, step + 0.001)
-    assert own.deadline == step_deadlines.MIN_DEADLINE_SECONDS
+    assert own.deadline == arrivals.MIN_DEADLINE_SECONDS
     assert own.first_seen(299) is None
     own.seen(300, 0.0)
     own.finish_step(300, 1000.0, usual=False)
-    assert own.deadline == step_deadlines.MIN_DEADLINE_SECONDS
+    assert own.deadline == arrivals.MIN_DEADLINE_SECONDS
 
 
 def test_who_came_when_is_told_late_comers_included() -> None:
