@@ -1,4 +1,4 @@
-"""Run a schedule for real, one thread a rank; a coded one by its nodes, letters in memory."""
+"""Run a schedule for real, one thread a rank; a coded one by its nodes, messages in memory."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def execute(
     return run.came
 
 
-class Mail:
+class SimulatedTree:
     """All ranks' nodes of a coded tree. What they send is delivered in an order drawn at random,
     mixed with their own contributions; step after step on the same nodes."""
 
@@ -96,7 +96,7 @@ class Mail:
         cut: Collection[tuple[int, int]] = (),
     ) -> dict[int, Results | None]:
         """One more step, of which each rank's results are returned. Who is late contributes
-        nothing; who is gone doesn't get letters either; those from the first to the second of a cut
+        nothing; who is gone receives nothing either; messages from the first to the second of a cut
         pair are lost. Every round gets the same inputs."""
         self.step += 1
         present = [rank for rank in self.allocation.workers if rank not in {*late, *gone}]
@@ -118,7 +118,7 @@ class Mail:
         gone: Collection[int] = (),
         cut: Collection[tuple[int, int]] = (),
     ) -> None:
-        """To ranks, letters or the numbers of rounds to contribute to; and all that follows."""
+        """To ranks, messages or the numbers of rounds to contribute to; and all that follows."""
         while under_way:
             last = self._draw.randrange(len(under_way))
             under_way[last], under_way[-1] = under_way[-1], under_way[last]

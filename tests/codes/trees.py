@@ -7,7 +7,7 @@ from random import Random
 
 import numpy as np
 
-from tests.running import DOUBLE, Mail, contributions, tree_schedule
+from tests.running import DOUBLE, SimulatedTree, contributions, tree_schedule
 from thalweg.catalog import default_catalog
 from thalweg.codes import TREE_ROOT, Allocation, allocate
 from thalweg.codes.fractional import FractionalRepetition
@@ -65,12 +65,12 @@ class Trial:
         self.total = cells.astype(float).sum(axis=0)
         self.inputs = contributions(allocation, cells)
         schedule = tree_schedule(allocation, ELEMENTS, form.dtype.itemsize)
-        self.mail = Mail(allocation, schedule, form=form, seed=seed)
+        self.simulated = SimulatedTree(allocation, schedule, form=form, seed=seed)
 
     def result(self, slow: Collection[int]) -> Array | None:
         """What all ranks get, to the same bits, or None of them: the slow contribute nothing, and
         get it too."""
-        found = self.mail.run(self.inputs, late=slow)
+        found = self.simulated.run(self.inputs, late=slow)
         arrays = [
             None if results is None else np.concatenate(results.arrays)
             for results in found.values()

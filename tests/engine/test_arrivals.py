@@ -25,7 +25,7 @@ def test_deadlines_follow_the_pace() -> None:
     assert own.deadline == arrivals.MIN_DEADLINE_SECONDS
 
 
-def test_who_came_when_is_told_late_comers_included() -> None:
+def test_arrivals_are_recorded_stragglers_included() -> None:
     own = StepDeadlines()
     own.ready(0, 1, 1.0)
     own.seen(0, 1.5, peer=3)

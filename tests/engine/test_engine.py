@@ -320,7 +320,7 @@ LARGE = build("ring", Group.everybody(Cluster.flat(SIZE)), 5_000_000)
 
 def test_a_rank_that_is_killed_is_noticed_at_once_and_named() -> None:
     """In the middle of a ring of large messages, with an hour to go to the deadline."""
-    told: dict[int, dict[str, Any]] = {}
+    reported: dict[int, dict[str, Any]] = {}
     killing = Fault(rank=VICTIM, step=3, move=4, effect=Effect.DIE)
 
     def work(rank: int, report: SendMessage) -> None:
@@ -336,9 +336,9 @@ def test_a_rank_that_is_killed_is_noticed_at_once_and_named() -> None:
             engine.close()
 
     with pytest.raises(WorkerFailed, match=f"rank {VICTIM} was killed by SIGKILL"):
-        run_workers(SIZE, work, grace=60, timeout=120, on_message=told.__setitem__)
-    assert sorted(told) == [rank for rank in range(SIZE) if rank != VICTIM]
-    for message in told.values():
+        run_workers(SIZE, work, grace=60, timeout=120, on_message=reported.__setitem__)
+    assert sorted(reported) == [rank for rank in range(SIZE) if rank != VICTIM]
+    for message in reported.values():
         assert message["kind"] in ("PeerLost", "PeerFailed")
         assert f"rank {VICTIM}" in message["said"]
         assert message["step"] == killing.step

@@ -186,8 +186,8 @@ class Log:
     def receive_any(self, wanted: Collection[Address], deadline: float) -> tuple[Address, Array]:
         return self.inner.receive_any(wanted, deadline)
 
-    def enter(self, formation: int, members: Collection[int]) -> None:
-        self.inner.enter_epoch(formation, members)
+    def enter(self, epoch: int, members: Collection[int]) -> None:
+        self.inner.enter_epoch(epoch, members)
 
     def close(self) -> None:
         self.inner.close()
@@ -225,11 +225,11 @@ def test_who_has_finished_knows_that_its_messages_are_there() -> None:
     found = shaking_hands(late=0, seconds=0.2)
     for rank, (sent, finished) in found.items():
         [last] = {peer for _, peer, label in sent if label.start < label.stop}
-        told = [
+        reported = [
             moment for moment, peer, label in found[last][0] if peer == rank and label[2:] == (1, 1)
         ]
-        assert len(told) == 1
-        assert told[0] < finished
+        assert len(reported) == 1
+        assert reported[0] < finished
 
 
 def test_hands_are_shaken_over_tcp() -> None:

@@ -19,7 +19,7 @@ ELEMENTS = 4
 
 
 class Star:
-    """All nodes; letters are delivered at once, in order."""
+    """All nodes; messages are delivered at once, in order."""
 
     def __init__(self) -> None:
         group = Group.everybody(Cluster.flat(WORKERS))

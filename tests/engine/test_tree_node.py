@@ -1,4 +1,4 @@
-"""One rank of a coded tree, letter by letter."""
+"""One rank of a coded tree, message by message."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.codes.trees import planted
-from tests.running import DOUBLE, Mail, contributions, tree_schedule
+from tests.running import DOUBLE, SimulatedTree, contributions, tree_schedule
 from thalweg.codes import Allocation
 from thalweg.engine import tree_node
 from thalweg.engine.arithmetic import arithmetic_of
@@ -37,10 +37,10 @@ def alone(rank: int, rounds: int = 1, elements: int = 3, form: ElementType = DOU
     return Node(rank, pieces_of(schedules, [form] * rounds, rank), SMALL)
 
 
-def letter(
-    peer: int, sort: MessageKind, value: float, step: int = 0, piece: int = 0, elements: int = 3
+def incoming(
+    peer: int, kind: MessageKind, value: float, step: int = 0, piece: int = 0, elements: int = 3
 ) -> BestEffortMessage:
-    return BestEffortMessage(peer, sort, step, piece, 0, np.full(elements, value))
+    return BestEffortMessage(peer, kind, step, piece, 0, np.full(elements, value))
 
 
 def outline(messages: list[BestEffortMessage]) -> list[tuple[int, str, int, int]]:
@@ -63,16 +63,16 @@ def test_the_tree_of_these_tests() -> None:
 def test_answers_are_decoded_and_added_and_sent_up() -> None:
     one = alone(1)
     assert one.contribute(0, 0, np.full(3, 1.0)) == []
-    [answer] = one.arrive(letter(5, MessageKind.ANSWER, 10.0))
+    [answer] = one.arrive(incoming(5, MessageKind.ANSWER, 10.0))
     assert outline([answer]) == [(0, "ANSWER", 0, 0)]
     assert values(answer) == 11.0
-    assert one.arrive(letter(4, MessageKind.ANSWER, 10.0)) == []  # late: its team has answered
+    assert one.arrive(incoming(4, MessageKind.ANSWER, 10.0)) == []  # late: its team has answered
 
 
 def test_a_late_rank_passes_results_on_before_it_has_contributed() -> None:
     one = alone(1)
-    assert one.arrive(letter(4, MessageKind.ANSWER, 10.0)) == []
-    result = letter(0, MessageKind.RESULT, 11.0)
+    assert one.arrive(incoming(4, MessageKind.ANSWER, 10.0)) == []
+    result = incoming(0, MessageKind.RESULT, 11.0)
     passed_on = one.arrive(result)
     assert outline(passed_on) == [(4, "RESULT", 0, 0), (5, "RESULT", 0, 0)]
     assert all(sent.array is result.array for sent in passed_on)
@@ -83,14 +83,14 @@ def test_a_late_rank_passes_results_on_before_it_has_contributed() -> None:
 def test_results_of_steps_that_a_rank_had_no_part_in() -> None:
     one = alone(1)
     for step in range(10):
-        one.arrive(letter(0, MessageKind.RESULT, float(step), step=step))
+        one.arrive(incoming(0, MessageKind.RESULT, float(step), step=step))
     assert one.floor == 10
     assert [one.finished[step].arrays[0][0] for step in range(10)] == list(range(10))
 
 
 def test_the_root_goes_on_without_its_own_worker() -> None:
     root = alone(0)
-    sent = root.arrive(letter(1, MessageKind.ANSWER, 11.0))
+    sent = root.arrive(incoming(1, MessageKind.ANSWER, 11.0))
     assert outline(sent) == [(peer, "RESULT", 0, 0) for peer in (1, 2, 3)]
     assert root.finished[0].covered == 0
     assert root.contribute(0, 0, np.full(3, 1.0)) == []
@@ -98,37 +98,37 @@ def test_the_root_goes_on_without_its_own_worker() -> None:
 
 def test_what_is_stale_is_dropped() -> None:
     root = alone(0)
-    root.arrive(letter(1, MessageKind.ANSWER, 11.0))
-    for sort in (
+    root.arrive(incoming(1, MessageKind.ANSWER, 11.0))
+    for kind in (
         MessageKind.ANSWER,
         MessageKind.RESULT,
         MessageKind.PARTIAL,
         MessageKind.REQUEST_PARTIAL,
     ):
         for peer in (1, 2):
-            assert root.arrive(letter(peer, sort, 99.0)) == []
+            assert root.arrive(incoming(peer, kind, 99.0)) == []
     assert root.finished[0].arrays[0].tolist() == [11.0] * 3
     root.skip_to(5)
     assert root.contribute(4, 0, np.ones(3)) == []
-    assert root.arrive(letter(1, MessageKind.ANSWER, 11.0, step=4)) == []
-    assert root.arrive(letter(1, MessageKind.ANSWER, 11.0, step=5))
+    assert root.arrive(incoming(1, MessageKind.ANSWER, 11.0, step=4)) == []
+    assert root.arrive(incoming(1, MessageKind.ANSWER, 11.0, step=5))
     assert sorted(root.finished) == [0, 5]
 
 
 def test_a_later_result_ends_earlier_steps() -> None:
     one = alone(1)
     one.contribute(0, 0, np.ones(3))
-    one.arrive(letter(0, MessageKind.RESULT, 7.0, step=2))
+    one.arrive(incoming(0, MessageKind.RESULT, 7.0, step=2))
     assert one.floor == 3
     assert list(one.finished) == [2]
-    assert one.arrive(letter(4, MessageKind.ANSWER, 10.0, step=0)) == []
+    assert one.arrive(incoming(4, MessageKind.ANSWER, 10.0, step=0)) == []
 
 
 def test_no_more_steps_are_open_than_allowed() -> None:
     """The oldest has to go, and can't come back."""
     one = alone(1)
     for step in range(MAX_OPEN_STEPS + 1):
-        one.arrive(letter(4, MessageKind.ANSWER, 10.0, step=step))
+        one.arrive(incoming(4, MessageKind.ANSWER, 10.0, step=step))
     assert one.contribute(0, 0, np.full(3, 1.0)) == []
     for step in range(1, MAX_OPEN_STEPS + 1):
         assert outline(one.contribute(step, 0, np.full(3, 1.0))) == [(0, "ANSWER", step, 0)]
@@ -138,21 +138,21 @@ def test_who_follows_gets_what_is_kept_and_what_comes() -> None:
     one = alone(1, rounds=2)
     for step in range(3):
         for piece in range(2):
-            one.arrive(letter(0, MessageKind.RESULT, float(step), step=step, piece=piece))
-    one.arrive(letter(0, MessageKind.RESULT, 3.0, step=3, piece=1))
+            one.arrive(incoming(0, MessageKind.RESULT, float(step), step=step, piece=piece))
+    one.arrive(incoming(0, MessageKind.RESULT, 3.0, step=3, piece=1))
     kept = one.arrive(BestEffortMessage(9, MessageKind.FOLLOW, 1))
     expected = [(9, "RESULT", step, piece) for step in (1, 2) for piece in (0, 1)]
     assert outline(kept) == [*expected, (9, "RESULT", 3, 1)]
-    coming = one.arrive(letter(0, MessageKind.RESULT, 3.0, step=3, piece=0))
+    coming = one.arrive(incoming(0, MessageKind.RESULT, 3.0, step=3, piece=0))
     assert outline(coming) == [(peer, "RESULT", 3, 0) for peer in (4, 5, 9)]
     one.followers.discard(9)
-    assert len(one.arrive(letter(0, MessageKind.RESULT, 4.0, step=4))) == 2
+    assert len(one.arrive(incoming(0, MessageKind.RESULT, 4.0, step=4))) == 2
 
 
 def test_a_child_that_follows_gets_everything_once() -> None:
     one = alone(1)
     one.arrive(BestEffortMessage(4, MessageKind.FOLLOW, 0))
-    assert outline(one.arrive(letter(0, MessageKind.RESULT, 1.0))) == [
+    assert outline(one.arrive(incoming(0, MessageKind.RESULT, 1.0))) == [
         (4, "RESULT", 0, 0),
         (5, "RESULT", 0, 0),
     ]
@@ -162,12 +162,12 @@ def test_pieces_make_their_own_way() -> None:
     """Each from whoever sent it first; a result ends its own piece alone."""
     root = alone(0, rounds=2)
     root.contribute(0, 1, np.full(3, 1.0))
-    assert outline(root.arrive(letter(2, MessageKind.ANSWER, 20.0, piece=1))) == [
+    assert outline(root.arrive(incoming(2, MessageKind.ANSWER, 20.0, piece=1))) == [
         (peer, "RESULT", 0, 1) for peer in (1, 2, 3)
     ]
     assert not root.finished
     assert root.floor == 0
-    root.arrive(letter(3, MessageKind.ANSWER, 10.0, piece=0))
+    root.arrive(incoming(3, MessageKind.ANSWER, 10.0, piece=0))
     sent = root.contribute(0, 0, np.full(3, 2.0))
     assert {values(message) for message in sent} == {12.0}
     assert [array[0] for array in root.finished[0].arrays] == [12.0, 21.0]
@@ -196,23 +196,23 @@ def test_fewer_elements_than_chunks() -> None:
     schedule = coded_tree(instant, 1, 8, SMALL)
     assert 0 in schedule.sizes
     inputs = {worker: np.ones(1) for worker in SMALL.workers}
-    for results in Mail(SMALL, schedule).run(inputs, late=(0, 5)).values():
+    for results in SimulatedTree(SMALL, schedule).run(inputs, late=(0, 5)).values():
         assert results is not None
         assert np.concatenate(results.arrays).tolist() == [2.0]
 
 
-@pytest.mark.parametrize("sort", [MessageKind.ANSWER, MessageKind.RESULT, MessageKind.PARTIAL])
-def test_a_letter_of_another_size_is_refused(sort: MessageKind) -> None:
+@pytest.mark.parametrize("kind", [MessageKind.ANSWER, MessageKind.RESULT, MessageKind.PARTIAL])
+def test_a_message_of_another_size_is_refused(kind: MessageKind) -> None:
     message = (
         r"rank 1 expected 24 bytes from rank 4 at step 0, piece 0, and got 16; "
         "give all ranks the same model and plan"
     )
     with pytest.raises(TransportError, match=message):
-        alone(1).arrive(letter(4, sort, 1.0, elements=2))
+        alone(1).arrive(incoming(4, kind, 1.0, elements=2))
     with pytest.raises(TransportError, match=r"piece 0, and got 0"):
-        alone(1).arrive(BestEffortMessage(4, sort, 0))
+        alone(1).arrive(BestEffortMessage(4, kind, 0))
     with pytest.raises(TransportError, match=r"expected 0 bytes .* piece 1, and got 24"):
-        alone(1).arrive(letter(4, sort, 1.0, piece=1))
+        alone(1).arrive(incoming(4, kind, 1.0, piece=1))
 
 
 def test_contributions_are_left_alone() -> None:
@@ -220,9 +220,9 @@ def test_contributions_are_left_alone() -> None:
     cells = rng.standard_normal((TWENTY.cells, 40))
     inputs = contributions(TWENTY, cells)
     copies = {rank: vector.copy() for rank, vector in inputs.items()}
-    mail = Mail(TWENTY, tree_schedule(TWENTY, 40))
+    simulated = SimulatedTree(TWENTY, tree_schedule(TWENTY, 40))
     for slow in ((), (0, 3), (1, 2)):
-        assert all(mail.run(inputs, late=slow).values())
+        assert all(simulated.run(inputs, late=slow).values())
     for rank, vector in inputs.items():
         np.testing.assert_array_equal(vector, copies[rank])
 
@@ -247,12 +247,12 @@ def test_bytes_from_the_network(dtype: torch.dtype) -> None:
 def test_results_are_kept_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     one = alone(1)
     for step in range(2 * MAX_RESULT_HISTORY_STEPS):
-        one.arrive(letter(0, MessageKind.RESULT, 1.0, step=step))
+        one.arrive(incoming(0, MessageKind.RESULT, 1.0, step=step))
     assert list(one.finished) == list(range(MAX_RESULT_HISTORY_STEPS, 2 * MAX_RESULT_HISTORY_STEPS))
     monkeypatch.setattr(tree_node, "RESULT_HISTORY_BYTES", 24 * 5)
     few = alone(1)
     for step in range(10):
-        few.arrive(letter(0, MessageKind.RESULT, 1.0, step=step))
+        few.arrive(incoming(0, MessageKind.RESULT, 1.0, step=step))
     assert list(few.finished) == list(range(5, 10))
 
 
@@ -261,19 +261,19 @@ def test_who_is_missing() -> None:
     has."""
     root = alone(0)
     assert root.missing(0) == []
-    root.arrive(letter(2, MessageKind.ANSWER, 10.0))
+    root.arrive(incoming(2, MessageKind.ANSWER, 10.0))
     assert root.missing(0) == [0, 1]
-    large = Mail(TWENTY, tree_schedule(TWENTY, 3)).nodes[0]
+    large = SimulatedTree(TWENTY, tree_schedule(TWENTY, 3)).nodes[0]
     large.contribute(0, 0, np.ones(3))
     assert large.missing(0) == [0, 1, 2, 3]
     for child in TWENTY.tree.children[0]:
-        large.arrive(letter(child, MessageKind.ANSWER, 1.0))
+        large.arrive(incoming(child, MessageKind.ANSWER, 1.0))
     assert large.missing(0) == [2, 3]
-    large.arrive(letter(3, MessageKind.ANSWER, 1.0))
+    large.arrive(incoming(3, MessageKind.ANSWER, 1.0))
     assert large.missing(0) == []
     star = planted("fractional", 4, 4, 1)
-    host = Mail(star, tree_schedule(star, 3)).nodes[0]
-    host.arrive(letter(3, MessageKind.ANSWER, 1.0))
+    host = SimulatedTree(star, tree_schedule(star, 3)).nodes[0]
+    host.arrive(incoming(3, MessageKind.ANSWER, 1.0))
     assert host.missing(0) == [0, 1]
 
 
@@ -287,22 +287,22 @@ def settled(
     cell is worth another power of ten."""
     cells = np.array([[10.0**cell] for cell in range(allocation.cells)])
     inputs = contributions(allocation, cells)
-    mail = Mail(allocation, tree_schedule(allocation, 1))
+    simulated = SimulatedTree(allocation, tree_schedule(allocation, 1))
     host = allocation.host
-    root = mail.nodes[host]
-    mail.step = 0
-    mail.deliver([(rank, 0) for rank in sorted(present)], inputs, cut=cut)
-    assert not any(one.finished for one in mail.nodes.values())
+    root = simulated.nodes[host]
+    simulated.step = 0
+    simulated.deliver([(rank, 0) for rank in sorted(present)], inputs, cut=cut)
+    assert not any(one.finished for one in simulated.nodes.values())
     for work in (root.request_partial, root.finish_partial):
         sent = work(0)
         if sent is None:
             return None
-        mail.deliver(
+        simulated.deliver(
             [(message.peer, message._replace(peer=host)) for message in sent], inputs, cut=cut
         )
     [found] = {
         (float(one.finished[0].arrays[0][0]), one.finished[0].covered)
-        for one in mail.nodes.values()
+        for one in simulated.nodes.values()
     }
     return found
 
@@ -318,7 +318,7 @@ def test_a_hurry_goes_down_and_what_is_there_comes_up() -> None:
     ]
     assert sent[-1].covered == 1
     assert one.arrive(BestEffortMessage(0, MessageKind.REQUEST_PARTIAL, 0)) == []  # once
-    [answer] = one.arrive(letter(4, MessageKind.ANSWER, 10.0))  # it has all now
+    [answer] = one.arrive(incoming(4, MessageKind.ANSWER, 10.0))  # it has all now
     assert outline([answer]) == [(0, "ANSWER", 0, 0)]
     leaf = alone(4)
     assert leaf.arrive(BestEffortMessage(1, MessageKind.REQUEST_PARTIAL, 0)) == []
@@ -375,16 +375,16 @@ def test_parts_of_two_replicas_are_not_put_together() -> None:
 
 
 def test_an_exact_step_after_one_in_part() -> None:
-    mail = Mail(SMALL, tree_schedule(SMALL, 1))
+    simulated = SimulatedTree(SMALL, tree_schedule(SMALL, 1))
     inputs = {worker: np.ones(1) for worker in SMALL.workers}
-    mail.step = 0
-    mail.deliver([(0, 0), (1, 0)], inputs)
-    root = mail.nodes[0]
+    simulated.step = 0
+    simulated.deliver([(0, 0), (1, 0)], inputs)
+    root = simulated.nodes[0]
     for work in (root.request_partial, root.finish_partial):
         sent = work(0)
         assert sent is not None
-        mail.deliver([(message.peer, message._replace(peer=0)) for message in sent], inputs)
-    assert {one.finished[0].covered for one in mail.nodes.values()} == {1}
-    for results in mail.run(inputs, late=(0, 4)).values():
+        simulated.deliver([(message.peer, message._replace(peer=0)) for message in sent], inputs)
+    assert {one.finished[0].covered for one in simulated.nodes.values()} == {1}
+    for results in simulated.run(inputs, late=(0, 4)).values():
         assert results is not None
         assert (results.arrays[0].tolist(), results.covered) == ([2.0], 0)

@@ -354,7 +354,7 @@ def test_a_silent_parent_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tree_relay, "RELAY_ABORT_POLL_SECONDS", 0.1)
     with ranks(SEVEN) as seven:
         silent = seven.relays[1]
-        monkeypatch.setattr(silent._messages, "send", lambda letter: True)
+        monkeypatch.setattr(silent._messages, "send", lambda message: True)
         seven.contribute(0, 0, 2, 3, 4, 5, 6)
         seven.assert_result(0, 0, 2, 3, 6)
         seven.assert_result(0, 4, 5)

@@ -29,7 +29,7 @@ def store(request: pytest.FixtureRequest) -> Any:
     return dist.PrefixStore("run", tcp) if request.param == "prefix" else tcp
 
 
-def test_all_but_the_one_that_sounded_it_hear_it(store: Any) -> None:
+def test_all_but_the_one_that_raised_it_poll_it(store: Any) -> None:
     abort_flags = [AbortFlag(store, rank) for rank in range(3)]
     assert [abort_flag.poll() for abort_flag in abort_flags] == [None] * 3
     abort_flags[1].raise_flag("the loss is NaN\n  at step 7 \u00e9\udc80")
@@ -63,12 +63,12 @@ def test_many_at_once_agree_on_one(store: Any) -> None:
         return abort and abort.problem
 
     with ThreadPoolExecutor(size) as pool:
-        heard = list(pool.map(work, range(size)))
-    winner = heard.index(None)
-    assert [problem for problem in heard if problem] == [f"rank {winner} aborted: me"] * (size - 1)
+        polled = list(pool.map(work, range(size)))
+    winner = polled.index(None)
+    assert [problem for problem in polled if problem] == [f"rank {winner} aborted: me"] * (size - 1)
 
 
-def test_it_is_heard_while_another_thread_waits_for_the_store() -> None:
+def test_it_is_polled_while_another_thread_waits_for_the_store() -> None:
     master = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     client = dist.TCPStore("127.0.0.1", master.port, timeout=timedelta(seconds=60))
     abort_flag, other = AbortFlag(client, 0), AbortFlag(master, 1)
@@ -93,7 +93,7 @@ def is_blocked(store: Any, probes: list[threading.Thread]) -> bool:
     return probe.is_alive()
 
 
-def test_a_store_that_is_gone_counts_as_heard() -> None:
+def test_a_store_that_is_gone_counts_as_raised() -> None:
     master = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     client = dist.TCPStore("127.0.0.1", master.port, timeout=timedelta(seconds=60))
     abort_flag = AbortFlag(client, 0)

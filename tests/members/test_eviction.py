@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.members.test_membership_epoch import RANKS, STANDINGS
+from tests.members.test_membership_epoch import RANKS, STATUSES
 from thalweg.members.membership_epoch import (
     MemberPhase,
     MemberStatus,
@@ -58,7 +58,7 @@ def test_most_awaited() -> None:
     assert most_awaited(awaiting({0: (3,), 1: (3, 0)})) == 0  # 3 isn't here
 
 
-@given(st.dictionaries(RANKS, STANDINGS, max_size=6))
+@given(st.dictionaries(RANKS, STATUSES, max_size=6))
 def test_nobody_is_awaited_by_more(statuses: dict[int, MemberStatus]) -> None:
     found = most_awaited(statuses)
     votes = {
@@ -80,7 +80,7 @@ def test_at_odds_are_those_who_share_with_those_who_do_not() -> None:
     )
 
 
-@given(st.dictionaries(RANKS, STANDINGS, max_size=6))
+@given(st.dictionaries(RANKS, STATUSES, max_size=6))
 def test_at_odds_only_if_some_work_and_some_do_not(statuses: dict[int, MemberStatus]) -> None:
     kinds = {status.doing is MemberPhase.COLLECTIVE for status in statuses.values()}
     assert bool(collective_mismatch(statuses)) == (kinds == {True, False})

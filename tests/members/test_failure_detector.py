@@ -1,4 +1,4 @@
-"""Who counts as gone, by made-up clocks; and the thread that gives signs, on real stores."""
+"""Who counts as gone, by made-up clocks; and the thread that writes heartbeats, on real stores."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def seen(
 
 
 def is_gone(
-    records: FailureDetector, now: float, rank: int = 1, beat: float = HEARTBEAT_PERIOD_SECONDS
+    records: FailureDetector, now: float, rank: int = 1, period: float = HEARTBEAT_PERIOD_SECONDS
 ) -> bool:
-    return records.failure_reason(rank, beat, now) is not None
+    return records.failure_reason(rank, period, now) is not None
 
 
 # Silence
@@ -78,7 +78,7 @@ def test_at_first_much_may_happen() -> None:
 
 
 @given(EXACT)
-def test_how_long_is_too_long_follows_from_how_regularly_signs_came(gap: float) -> None:
+def test_how_long_is_too_long_follows_from_how_regularly_heartbeats_came(gap: float) -> None:
     records, last = seen([gap] * MIN_HEARTBEAT_GAP_COUNT)
     longest = min(
         MAX_SILENCE_TIMEOUT_SECONDS, max(MIN_SILENCE_TIMEOUT_SECONDS, SILENCE_P95_FACTOR * gap)
@@ -96,17 +96,17 @@ def test_one_that_was_late_once_may_be_so_again_for_a_while() -> None:
     assert not is_gone(records, last + SILENCE_P95_FACTOR * 0.25)
 
 
-def test_where_signs_are_rare_silence_is_longer() -> None:
+def test_where_heartbeats_are_rare_silence_is_longer() -> None:
     """Of a thousand ranks, so that the store isn't busy."""
-    beat = Heartbeat(0, 1000, lambda: (), lambda called, wished: None).period
-    assert beat > 5
-    records, last = seen([beat] * (MIN_HEARTBEAT_GAP_COUNT - 1))
-    assert not is_gone(records, last + beat + FIRST_SILENCE_TIMEOUT_SECONDS, beat=beat)
-    few = Heartbeat(0, 4, lambda: (), lambda called, wished: None)
+    period = Heartbeat(0, 1000, lambda: (), lambda announced, requested: None).period
+    assert period > 5
+    records, last = seen([period] * (MIN_HEARTBEAT_GAP_COUNT - 1))
+    assert not is_gone(records, last + period + FIRST_SILENCE_TIMEOUT_SECONDS, period=period)
+    few = Heartbeat(0, 4, lambda: (), lambda announced, requested: None)
     assert few.period == HEARTBEAT_PERIOD_SECONDS
 
 
-def test_a_sign_that_does_not_grow_is_none() -> None:
+def test_a_heartbeat_that_does_not_grow_is_none() -> None:
     records, last = seen([HEARTBEAT_PERIOD_SECONDS])
     records.note(1, HeartbeatMessage(1, 0), last + FIRST_SILENCE_TIMEOUT_SECONDS)
     assert is_gone(records, last + FIRST_SILENCE_TIMEOUT_SECONDS + LITTLE)
@@ -172,8 +172,12 @@ def test_after_its_last_sign_nobody_waits_for_another() -> None:
 
 
 @given(st.builds(HeartbeatMessage, st.integers(0), st.integers(0), st.booleans()))
-def test_a_sign_is_read_as_it_was_written(sign: HeartbeatMessage) -> None:
-    assert HeartbeatMessage.read(sign.text()) == HeartbeatMessage.read(sign.text().encode()) == sign
+def test_a_heartbeat_is_read_as_it_was_written(heartbeat: HeartbeatMessage) -> None:
+    assert (
+        HeartbeatMessage.read(heartbeat.text())
+        == HeartbeatMessage.read(heartbeat.text().encode())
+        == heartbeat
+    )
 
 
 # Hanging
@@ -197,7 +201,7 @@ def test_how_long_a_step_may_take_follows_from_those_before(step: float) -> None
 
 
 def test_steps_that_went_by_unseen_count() -> None:
-    """Four between two signs: each took a quarter."""
+    """Four between two heartbeats: each took a quarter."""
     records, _ = seen([64.0] * 3, steps=[0, 4, 8, 12])
     assert records.hang_timeout == HANG_STEP_P95_FACTOR * 16
 
@@ -235,7 +239,7 @@ def tcp_store() -> dist.TCPStore:
 
 @contextmanager
 def beating(
-    store: Any, size: int, look: Callable[[int, int], None] = lambda called, wished: None
+    store: Any, size: int, look: Callable[[int, int], None] = lambda announced, requested: None
 ) -> Iterator[list[Heartbeat]]:
     ranks = range(size)
     hearts = [Heartbeat(rank, size, lambda: ranks, look) for rank in ranks]
@@ -275,14 +279,17 @@ def test_one_that_is_back_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_steps_and_musters_are_told() -> None:
     store = tcp_store()
-    heard: list[tuple[int, int]] = []
-    with beating(store, 2, lambda called, wished: heard.append((called, wished))) as (here, there):
+    polled: list[tuple[int, int]] = []
+    with beating(store, 2, lambda announced, requested: polled.append((announced, requested))) as (
+        here,
+        there,
+    ):
         there.step = 17
         wait_until(lambda: has_seen(here, 1) and here.detector._peers[1].last.step == 17)
-        wait_until(lambda: (0, 0) in heard)
+        wait_until(lambda: (0, 0) in polled)
         store.add(RENDEZVOUS_KEY, 4)
         store.add(JOIN_REQUEST_KEY, 5)
-        wait_until(lambda: (4, 5) in heard)
+        wait_until(lambda: (4, 5) in polled)
 
 
 def test_the_end_is_heard_by_those_who_ask() -> None:
@@ -332,7 +339,7 @@ def test_what_is_no_sign_is_skipped_and_its_rank_counts_as_silent(text: str) -> 
 def test_a_detector_that_fails_says_so_and_takes_no_store_for_lost(
     kind: type[Exception], caplog: pytest.LogCaptureFixture
 ) -> None:
-    def look(called: int, wished: int) -> None:
+    def look(announced: int, requested: int) -> None:
         raise kind("out of order")
 
     with beating(dist.HashStore(), 1, look) as [heartbeat]:
@@ -369,12 +376,15 @@ class Stuck:
 def test_while_the_store_does_not_answer_nobody_is_judged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nor with its first answer after that: others couldn't give signs either."""
+    """Nor with its first answer after that: others couldn't give heartbeats either."""
     monkeypatch.setattr(failure_detector, "FIRST_SILENCE_TIMEOUT_SECONDS", HEARTBEAT_PERIOD_SECONDS)
     store = Stuck(dist.HashStore())
     judged: list[str | None] = []
     heartbeat = Heartbeat(
-        0, 2, lambda: (0, 1), lambda called, wished: judged.append(heartbeat.failure_reason(1))
+        0,
+        2,
+        lambda: (0, 1),
+        lambda announced, requested: judged.append(heartbeat.failure_reason(1)),
     )
     store.set(key_of(1), HeartbeatMessage(0, 0).text())
     store.free.clear()

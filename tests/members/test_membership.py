@@ -194,16 +194,16 @@ def test_the_first_writes_and_others_help_it() -> None:
     assert membership_epoch.members == (0, 1, 2)
 
 
-def test_musters_that_came_to_nothing_are_passed_over() -> None:
+def test_rendezvous_that_came_to_nothing_are_passed_over() -> None:
     with company_of(2) as company:
         company.store.add(RENDEZVOUS_KEY, 5)
-        called = company.store.add(RENDEZVOUS_KEY, 0)
-        assert company.meet({0: MemberStatus(), 1: MemberStatus()}).number == called
+        announced = company.store.add(RENDEZVOUS_KEY, 0)
+        assert company.meet({0: MemberStatus(), 1: MemberStatus()}).number == announced
 
 
-def test_one_whose_view_is_old_does_not_write_the_next_formation() -> None:
-    """Rank 0 has read which formation is the newest and is stopped; others redo its step without
-    it, and are at the next muster when it goes on."""
+def test_one_whose_view_is_old_does_not_write_the_next_epoch() -> None:
+    """Rank 0 has read which epoch is the newest and is stopped; others redo its step without
+    it, and are at the next rendezvous when it goes on."""
     with company_of(3) as company:
         reached, goes_on = Event(), Event()
         call = company.all[0]._announce_rendezvous
@@ -227,15 +227,15 @@ def test_one_whose_view_is_old_does_not_write_the_next_formation() -> None:
             goes_on.set()
             wait_until(lambda: b"\n[0, " in b"\n" + company.store.get(membership._ready(3)))
             coming.append(company.comes(2, MemberStatus(step=18)))
-            [formation] = {str(future.result(PATIENCE)) for future in (late, *coming)}
-        formation = company.all[1].membership_epoch
-    assert (formation.number, formation.members) == (3, (0, 1, 2))
-    assert (formation.joined, formation.recipients) == ((0,), (0,))
+            [epoch] = {str(future.result(PATIENCE)) for future in (late, *coming)}
+        epoch = company.all[1].membership_epoch
+    assert (epoch.number, epoch.members) == (3, (0, 1, 2))
+    assert (epoch.joined, epoch.recipients) == ((0,), (0,))
 
 
-def test_one_that_was_left_out_joins_until_it_has_come_to_a_formation() -> None:
+def test_one_that_was_left_out_joins_until_it_has_come_to_an_epoch() -> None:
     """Its connection to the store breaks while it waits, and it comes again: as one that joins,
-    though the formation that it has missed has it."""
+    though the epoch that it has missed has it."""
     with company_of(3) as company:
         late, own = company.all[0], MemberStatus(step=18)
         company.store.add(RENDEZVOUS_KEY, 9)
@@ -251,7 +251,7 @@ def test_one_that_was_left_out_joins_until_it_has_come_to_a_formation() -> None:
         assert late._follow_newest(own).joins
 
 
-def test_an_offer_is_refused_if_there_is_a_formation_between() -> None:
+def test_an_offer_is_refused_if_there_is_an_epoch_between() -> None:
     """And a number that was passed over can't be used any more."""
     with company_of(2) as company:
         first, second = company.all
@@ -271,14 +271,14 @@ def situations(draw: st.DrawFn) -> tuple[int, dict[int, MemberStatus]]:
     """So many ranks, and where those stand who come: half of them at least."""
     size = draw(st.integers(2, 5))
     ranks = st.sets(st.integers(0, size - 1), min_size=(size + 1) // 2)
-    standing = st.builds(
+    status = st.builds(
         MemberStatus,
         step=st.integers(0, 2),
         works=st.integers(0, 2),
         doing=st.sampled_from(MemberPhase),
         keeps=st.booleans(),
     )
-    return size, {rank: draw(standing) for rank in draw(ranks)}
+    return size, {rank: draw(status) for rank in draw(ranks)}
 
 
 @examples(15)
@@ -343,16 +343,16 @@ def test_who_is_through_is_neither_waited_for_nor_lost() -> None:
 # Noticing
 
 
-def test_an_absence_is_told_once_and_calls_for_a_muster() -> None:
-    told: list[tuple[int, str]] = []
+def test_an_absence_is_reported_once_and_calls_for_a_rendezvous() -> None:
+    reported: list[tuple[int, str]] = []
     back: list[int] = []
     with company_of(3) as company:
         member = company.all[0]
-        member.on_suspected = lambda rank, reason: told.append((rank, reason))
+        member.on_suspected = lambda rank, reason: reported.append((rank, reason))
         member.on_recovered = back.append
         member.triggers_rendezvous = lambda rank: rank == 2
         company.gone.add(1)
-        wait_until(lambda: told)
+        wait_until(lambda: reported)
         company.gone.clear()
         wait_until(lambda: back)
         assert not member.rendezvous_pending
@@ -361,7 +361,7 @@ def test_an_absence_is_told_once_and_calls_for_a_muster() -> None:
         wait_until(lambda: member.rendezvous_pending)
         with pytest.raises(Interrupted, match="membership epoch 1 ended; rendezvous in progress"):
             member.raise_if_rendezvous()
-        assert (told, back) == ([(1, SILENT), (2, SILENT)], [1])
+        assert (reported, back) == ([(1, SILENT), (2, SILENT)], [1])
         assert list(member.suspected) == [2]
         assert member.has_failed_member([1, 2])
         assert not member.has_failed_member([1])
@@ -383,7 +383,7 @@ def test_one_that_cannot_see_others_die_ends() -> None:
         assert error.problem == why
 
 
-def test_who_was_left_out_is_told_so_by_the_store() -> None:
+def test_who_was_evicted_learns_so_from_the_store() -> None:
     """Also one that was stopped, and hasn't heard of it."""
     with company_of(3) as company:
         company.all[0].raise_if_outdated()
@@ -455,7 +455,7 @@ def test_one_that_was_started_again_before_it_was_missed() -> None:
     assert membership_epoch.left == {1: "restarted"}
 
 
-def test_one_that_is_started_again_finds_the_newest_formation() -> None:
+def test_one_that_is_started_again_finds_the_newest_epoch() -> None:
     with company_of(3, gone=(2,)) as company:
         assert company.restart(2).membership_epoch == MembershipEpoch.first(3)
         membership_epoch = company.meet({0: MemberStatus(step=3), 1: MemberStatus(step=3)})
@@ -468,7 +468,7 @@ def test_nobody_goes_on_if_nobody_holds_a_state() -> None:
             assert "found no quorum" in str(error)
 
 
-def test_who_comes_after_the_end_is_told_so() -> None:
+def test_who_comes_after_the_end_is_refused() -> None:
     with company_of(2) as company:
         early, late = company.all
         early.end(9)
@@ -479,7 +479,7 @@ def test_who_comes_after_the_end_is_told_so() -> None:
             pass
 
 
-def test_who_comes_in_while_the_others_end_is_told_so() -> None:
+def test_who_comes_in_while_the_others_end_is_refused() -> None:
     with company_of(2) as company:
         early, late = company.all
 
@@ -511,7 +511,7 @@ def meet_in_vain(company: Company, statuses: Mapping[int, MemberStatus], *blamed
             company.all[rank].note_lost_messages(*blamed)
 
 
-def test_members_at_odds_are_told_so() -> None:
+def test_members_at_odds_are_reported() -> None:
     with company_of(3) as company:
         statuses = {0: AT_WORK, 1: MemberStatus(step=3), 2: AT_WORK}
         meet_in_vain(company, statuses)
@@ -569,7 +569,7 @@ def test_those_who_get_on_begin_anew_to_count() -> None:
 # Another store
 
 
-def test_who_finds_another_formation_with_its_number_at_another_store_joins_it() -> None:
+def test_who_finds_another_epoch_with_its_number_at_another_store_joins_it() -> None:
     """Each went on without the other: 0 at the first store, then 1 at the second."""
     with company_of(2, gone=(1,)) as company:
         assert company.meet({0: MemberStatus(step=30)}).members == (0,)

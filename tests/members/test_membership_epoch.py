@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from thalweg.members.membership_epoch import MemberPhase, MembershipEpoch, MemberStatus, has_quorum
 
 RANKS = st.integers(0, 40)
-STANDINGS = st.builds(
+STATUSES = st.builds(
     MemberStatus,
     step=st.integers(0, 3),
     works=st.integers(0, 2),
@@ -31,10 +31,10 @@ STANDINGS = st.builds(
 @st.composite
 def formations(draw: st.DrawFn) -> MembershipEpoch:
     """One of the members at least holds a state."""
-    statuses = draw(st.dictionaries(RANKS, STANDINGS, min_size=1, max_size=6))
+    statuses = draw(st.dictionaries(RANKS, STATUSES, min_size=1, max_size=6))
     holder = draw(st.sampled_from(sorted(statuses)))
     statuses[holder] = MemberStatus(step=draw(st.integers(0, 3)), keeps=statuses[holder].keeps)
-    return formed(
+    return epoch_of(
         statuses,
         left=draw(st.dictionaries(RANKS, st.text(max_size=10), max_size=2)),
         tries=draw(st.integers(1, 4)),
@@ -43,7 +43,7 @@ def formations(draw: st.DrawFn) -> MembershipEpoch:
     )
 
 
-def formed(statuses: Mapping[int, MemberStatus], **others: Any) -> MembershipEpoch:
+def epoch_of(statuses: Mapping[int, MemberStatus], **others: Any) -> MembershipEpoch:
     members = tuple(sorted(statuses))
     return MembershipEpoch(number=7, members=members, statuses=statuses, **others)
 
@@ -89,7 +89,7 @@ def test_at_first_all_stand_at_the_beginning() -> None:
 
 def test_works_after_a_step_count() -> None:
     """Rank 2 has a work behind it that the others were interrupted in."""
-    membership_epoch = formed(
+    membership_epoch = epoch_of(
         {0: MemberStatus(step=5), 1: MemberStatus(step=4), 2: MemberStatus(step=5, works=1)}
     )
     assert membership_epoch.donor == 2
@@ -97,7 +97,7 @@ def test_works_after_a_step_count() -> None:
 
 
 def test_where_replicas_differ_those_behind_keep_theirs() -> None:
-    membership_epoch = formed(
+    membership_epoch = epoch_of(
         {
             0: MemberStatus(step=5, keeps=True),
             1: MemberStatus(step=6, keeps=True),
@@ -109,7 +109,7 @@ def test_where_replicas_differ_those_behind_keep_theirs() -> None:
 
 def test_who_has_the_newest_parameters_is_the_source_however_far_others_are() -> None:
     """Under asp. Where they begin is still where the furthest are."""
-    membership_epoch = formed(
+    membership_epoch = epoch_of(
         {
             0: MemberStatus(step=5, keeps=True, version=31),
             1: MemberStatus(step=6, keeps=True, version=34),
@@ -124,29 +124,29 @@ def test_who_has_the_newest_parameters_is_the_source_however_far_others_are() ->
     )
     assert membership_epoch.first_step == 9
     assert MembershipEpoch.of_text(membership_epoch.text()) == membership_epoch
-    assert formed({0: MemberStatus(step=5), 1: MemberStatus(step=6)}).root is None
+    assert epoch_of({0: MemberStatus(step=5), 1: MemberStatus(step=6)}).root is None
 
 
 def test_a_step_that_one_has_taken_alone_is_not_taken_by_those_who_join() -> None:
     """They take over what came of it; from a safe point they take the step as all do."""
     at_safe_point = MemberStatus(step=5, keeps=True, doing=MemberPhase.SAFE_POINT)
     joins = MemberStatus(joins=True)
-    membership_epoch = formed({0: at_safe_point, 1: MemberStatus(step=5, keeps=True), 2: joins})
+    membership_epoch = epoch_of({0: at_safe_point, 1: MemberStatus(step=5, keeps=True), 2: joins})
     assert (membership_epoch.donor, membership_epoch.first_step) == (1, 6)
     assert membership_epoch.collective_members(6) == (0, 1)
     assert membership_epoch.collective_members(7) == (0, 1, 2)
-    membership_epoch = formed({0: at_safe_point, 1: MemberStatus(step=4, keeps=True), 2: joins})
+    membership_epoch = epoch_of({0: at_safe_point, 1: MemberStatus(step=4, keeps=True), 2: joins})
     assert (membership_epoch.donor, membership_epoch.first_step) == (0, 5)
     assert membership_epoch.collective_members(5) == (0, 1)
     assert membership_epoch.collective_members(6) == (0, 1, 2)
-    assert formed({0: MemberStatus(step=5), 1: joins}).first_step == 5
+    assert epoch_of({0: MemberStatus(step=5), 1: joins}).first_step == 5
 
 
 # Works that were missed
 
 
-def missed(own: MemberStatus, furthest: MemberStatus) -> float:
-    return formed({0: own, 1: furthest}).collectives_to_skip(0)
+def skipped(own: MemberStatus, furthest: MemberStatus) -> float:
+    return epoch_of({0: own, 1: furthest}).collectives_to_skip(0)
 
 
 @given(step=st.integers(1, 5), done=st.integers(0, 5), behind=st.integers(0, 5))
@@ -159,22 +159,22 @@ def test_where_replicas_differ_works_are_missed_that_others_have_done(
         step=step, works=max(0, done - behind), doing=MemberPhase.COLLECTIVE, keeps=True
     )
     was_in = 1 if own.works < done else 0
-    assert own.works + was_in + missed(own, furthest) == done
-    assert missed(MemberStatus(step=step - 1, keeps=True), furthest) == 0  # it comes to them yet
+    assert own.works + was_in + skipped(own, furthest) == done
+    assert skipped(MemberStatus(step=step - 1, keeps=True), furthest) == 0  # it comes to them yet
 
 
 @pytest.mark.parametrize("doing", list(MemberPhase))
 def test_who_takes_over_a_state_has_no_works_until_its_next_safe_point(doing: MemberPhase) -> None:
     furthest = MemberStatus(step=3, works=2, doing=doing)
-    assert missed(MemberStatus(step=3, works=1, doing=MemberPhase.COLLECTIVE), furthest) == inf
-    assert missed(MemberStatus(step=2, doing=MemberPhase.STEP), furthest) == inf
-    assert missed(MemberStatus(step=3, joins=True), furthest) == inf
-    assert missed(MemberStatus(step=0, joins=True, doing=MemberPhase.SAFE_POINT), furthest) == 0
-    assert missed(MemberStatus(step=3, works=2, doing=doing), furthest) == 0
+    assert skipped(MemberStatus(step=3, works=1, doing=MemberPhase.COLLECTIVE), furthest) == inf
+    assert skipped(MemberStatus(step=2, doing=MemberPhase.STEP), furthest) == inf
+    assert skipped(MemberStatus(step=3, joins=True), furthest) == inf
+    assert skipped(MemberStatus(step=0, joins=True, doing=MemberPhase.SAFE_POINT), furthest) == 0
+    assert skipped(MemberStatus(step=3, works=2, doing=doing), furthest) == 0
 
 
 def test_only_those_who_are_at_a_work_do_it() -> None:
-    membership_epoch = formed(
+    membership_epoch = epoch_of(
         {
             0: MemberStatus(step=3, works=1, doing=MemberPhase.COLLECTIVE),
             1: MemberStatus(
@@ -190,7 +190,7 @@ def test_only_those_who_are_at_a_work_do_it() -> None:
 
 
 def test_where_replicas_differ_all_who_stayed_come_to_a_work() -> None:
-    membership_epoch = formed(
+    membership_epoch = epoch_of(
         {
             0: MemberStatus(step=3, doing=MemberPhase.COLLECTIVE, keeps=True),
             1: MemberStatus(step=1, keeps=True),
@@ -203,10 +203,10 @@ def test_where_replicas_differ_all_who_stayed_come_to_a_work() -> None:
 
 def test_where_they_begin_together() -> None:
     """Not before the step that one has taken alone, where replicas differ."""
-    assert formed({0: MemberStatus(step=3, works=2), 1: MemberStatus(step=3)}).start == (3, 2)
+    assert epoch_of({0: MemberStatus(step=3, works=2), 1: MemberStatus(step=3)}).start == (3, 2)
     alone = MemberStatus(step=3, keeps=True)
-    assert formed({0: alone, 1: MemberStatus(step=2, keeps=True)}).start == (4, 0)
-    assert formed({0: replace(alone, works=1, doing=MemberPhase.COLLECTIVE)}).start == (3, 1)
+    assert epoch_of({0: alone, 1: MemberStatus(step=2, keeps=True)}).start == (4, 0)
+    assert epoch_of({0: replace(alone, works=1, doing=MemberPhase.COLLECTIVE)}).start == (3, 1)
 
 
 # Enough, and why
@@ -224,6 +224,8 @@ def test_enough_is_half_and_two_parts_can_both_be_only_if_they_are_halves(
 
 
 def test_what_made_members_meet() -> None:
-    assert formed({0: MemberStatus(), 1: MemberStatus()}).cause == "the members met in a rendezvous"
-    told = formed({0: MemberStatus(), 1: MemberStatus(why="rank 0 let others wait")})
-    assert told.cause == "rank 0 let others wait"
+    assert (
+        epoch_of({0: MemberStatus(), 1: MemberStatus()}).cause == "the members met in a rendezvous"
+    )
+    caused = epoch_of({0: MemberStatus(), 1: MemberStatus(why="rank 0 let others wait")})
+    assert caused.cause == "rank 0 let others wait"

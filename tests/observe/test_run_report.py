@@ -1,4 +1,4 @@
-"""Who was late from when to when and what it cost, and what everybody's time went into."""
+"""Episodes of stragglers with their costs, and the time breakdown of each rank."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def of(run: Run) -> RunReport:
     return run_report(timeline(run.records()))
 
 
-def test_nobody_is_late_in_a_healthy_run() -> None:
+def test_a_healthy_run_has_no_stragglers() -> None:
     found = of(Run())
     assert found.stragglers == ()
     assert [each.rank for each in found.accounts] == list(range(8))
@@ -60,14 +60,14 @@ def test_a_slow_nic_is_named_until_the_end() -> None:
     assert late.when == "from step 10 to the end"
 
 
-def test_verdicts_that_a_formation_interrupts_are_one_episode() -> None:
+def test_reports_that_a_new_plan_interrupts_are_one_episode() -> None:
     records = Run(slow={3: 3.0}, steps=100).records()
     records[0].append(EventRecord(at=0.0, step=50, topic="plan", text="now tree"))
     [late] = run_report(timeline(records)).stragglers
     assert (late.first, late.last) == (10, 99)
 
 
-def test_a_part_of_the_run_is_judged_by_the_whole() -> None:
+def test_stragglers_of_a_part_are_detected_in_the_whole_run() -> None:
     run = timeline(Run(slow={3: 3.0}, steps=60, until=40).records())
     found = run_report(run, first=30, last=33)
     assert [each.steps for each in found.accounts] == [4] * 8
@@ -79,7 +79,7 @@ def test_notes_of_all_ranks_are_one() -> None:
     records = Run(steps=5).records()
     for rank in (2, 1):
         records[rank].append(EventRecord(at=9e9, step=3, topic="hang", text="rank 0 hangs"))
-    records[1].append(EventRecord(at=9e9, step=3, topic="late", text="told by episodes"))
+    records[1].append(EventRecord(at=9e9, step=3, topic="late", text="reported by episodes"))
     found = run_report(timeline(records)).notes
     assert [str(note) for note in found] == [
         "step 4: incident: it is over (rank 0)",

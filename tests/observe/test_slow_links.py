@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from tests.observe.steps import flows_of
 from thalweg.facts import Cluster, Link
-from thalweg.observe.slow_links import Owner, SlowLink, SlowLinkDetector
+from thalweg.observe import Straggler
+from thalweg.observe.slow_links import Owner, SlowLinkDetector
 
 MBIT = 1e6 / 8
 NBYTES = 4_000_000
@@ -56,11 +57,11 @@ def watched(
     *,
     seed: int = 0,
     noise: float = 0.2,
-    told: Cluster | None = None,
+    known: Cluster | None = None,
     store: Callable[[int], dict[int, float]] = lambda step: {},
-) -> dict[int, list[SlowLink]]:
+) -> dict[int, list[Straggler]]:
     """Each link gives its rate, or this share of it from one step to another, with noise."""
-    links = SlowLinkDetector(told or cluster)
+    links = SlowLinkDetector(known or cluster)
     found = {}
     for step in range(steps):
         draw = Random(f"{seed}/{step}")
@@ -77,8 +78,8 @@ def watched(
     return found
 
 
-def named(found: Sequence[SlowLink]) -> list[tuple[Owner, ...]]:
-    return [blamed.owners for blamed in found]
+def named(found: Sequence[Straggler]) -> list[tuple[Owner, ...]]:
+    return [tuple((one.kind.value, name) for name in one.who) for one in found]
 
 
 def lab(shape: Sequence[int]) -> Cluster:
@@ -93,15 +94,17 @@ def unlooked_at(shape: Sequence[int]) -> Cluster:
 @pytest.mark.parametrize("declared", [True, False])
 @pytest.mark.parametrize("shape", [*SHAPES, [4, 4]], ids=str)
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_a_healthy_cluster_names_nobody(pattern: Pairs, shape: list[int], declared: bool) -> None:
+def test_a_healthy_cluster_has_no_slow_links(
+    pattern: Pairs, shape: list[int], declared: bool
+) -> None:
     cluster = lab(shape)
-    told = cluster if declared else unlooked_at(shape)
+    known = cluster if declared else unlooked_at(shape)
     for seed in range(3):
-        assert not any(watched(cluster, pattern, [], 40, seed=seed, told=told).values())
+        assert not any(watched(cluster, pattern, [], 40, seed=seed, known=known).values())
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_thin_uplinks_that_are_all_alike_are_nobodys_fault(pattern: Pairs) -> None:
+def test_thin_uplinks_that_are_all_alike_are_not_slow(pattern: Pairs) -> None:
     cluster = Cluster.regular([4, 4, 4], nic="200mbit", uplink="50mbit")
     assert not any(watched(cluster, pattern, [], 40).values())
 
@@ -111,16 +114,16 @@ def test_thin_uplinks_that_are_all_alike_are_nobodys_fault(pattern: Pairs) -> No
     [*((pattern, True) for pattern in PATTERNS), (ring, False)],
 )
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_who_becomes_slow_is_named_and_let_off(
+def test_a_slow_link_is_found_and_resolved(
     pattern: Pairs, shape: list[int], declared: bool
 ) -> None:
     cluster = lab(shape)
-    told = cluster if declared else unlooked_at(shape)
+    known = cluster if declared else unlooked_at(shape)
     owners: list[Owner] = [("nic", host.name) for host in cluster.hosts]
     owners += [("uplink", rack.name) for rack in cluster.racks]
     factor = 0.1  # less than is left of an uplink that four share
     for owner in owners:
-        found = watched(cluster, pattern, [(owner, factor, 20, 60)], 100, told=told)
+        found = watched(cluster, pattern, [(owner, factor, 20, 60)], 100, known=known)
         assert not any(found[step] for step in range(20))
         assert named(found[40]) == [(owner,)], owner
         assert not any(found[step] for step in range(90, 100))
@@ -155,10 +158,10 @@ def test_from_the_start_between_two_racks_by_what_is_declared() -> None:
     assert named(found[19]) == [(("uplink", "rack1"),)]
 
 
-def test_later_also_by_what_they_gave_before() -> None:
+def test_a_later_change_is_found_by_earlier_rates() -> None:
     cluster = lab([4, 4])
     slow = [(("uplink", "rack1"), 0.2, 30, 99)]
-    found = watched(cluster, ring, slow, 50, told=unlooked_at([4, 4]))
+    found = watched(cluster, ring, slow, 50, known=unlooked_at([4, 4]))
     assert named(found[49]) == [(("uplink", "rack0"), ("uplink", "rack1"))]
 
 

@@ -34,25 +34,25 @@ def noisy(seed: int, *, usual: float = 0.06, noise: float = 0.01) -> Computing:
     return lambda rank, step: usual + noise * Random(f"{seed}/{rank}/{step}").random()
 
 
-def test_nobody_is_late_where_all_are_alike() -> None:
+def test_equal_ranks_have_no_stragglers() -> None:
     for seed in range(20):
         assert not any(names(watched(noisy(seed), 60)).values())
 
 
-def test_a_single_long_step_names_nobody() -> None:
+def test_a_single_long_step_makes_no_straggler() -> None:
     plain = noisy(1)
     found = watched(lambda r, s: plain(r, s) + (5.0 if (r, s) == (2, 30) else 0.0), 60)
     assert not any(names(found).values())
 
 
-def test_who_becomes_slow_is_named_soon_and_let_off_soon() -> None:
+def test_a_slow_rank_is_found_and_resolved_within_a_few_steps() -> None:
     plain = noisy(2)
     found = names(watched(lambda r, s: plain(r, s) + 0.2 * (r == 5 and 20 <= s < 50), 80))
     assert [step for step in found if found[step] == {5}] == list(range(25, 54))
     assert not any(found[step] for step in (*range(25), *range(54, 80)))
 
 
-def test_who_is_slow_from_the_start_too() -> None:
+def test_a_rank_that_is_slow_from_the_start_is_found() -> None:
     plain = noisy(3)
     found = watched(lambda r, s: plain(r, s) + 0.2 * (r == 0), 20)
     assert names(found)[19] == {0}
@@ -61,7 +61,7 @@ def test_who_is_slow_from_the_start_too() -> None:
     assert 0.5 < slow.share < 1.0
 
 
-def test_of_two_the_slower_is_late() -> None:
+def test_of_two_ranks_the_slower_is_the_straggler() -> None:
     plain = noisy(4)
     found = watched(lambda r, s: plain(r, s) + 0.1 * (r == 1), 20, ranks=2)
     assert names(found)[19] == {1}
@@ -73,7 +73,7 @@ def test_several_may_be() -> None:
     assert names(found)[19] == {1, 6}
 
 
-def test_who_is_late_now_and_then_is_named_where_others_are_not() -> None:
+def test_an_occasional_straggler_is_found_if_the_others_are_none() -> None:
     def computing(rank: int, step: int) -> float:
         return 0.06 + (1.0 if rank == 3 and step % 9 == 0 else 0.0)
 
@@ -82,14 +82,14 @@ def test_who_is_late_now_and_then_is_named_where_others_are_not() -> None:
     assert found[79][0].steps < 0.2
 
 
-def test_where_all_are_late_now_and_then_nobody_is_named() -> None:
+def test_no_straggler_if_all_ranks_are_occasionally_slow() -> None:
     def computing(rank: int, step: int) -> float:
         return 0.06 + (1.0 if Random(f"{rank}/{step}").random() < 0.1 else 0.0)
 
     assert not any(names(watched(computing, 120)).values())
 
 
-def test_what_a_restless_machine_does_names_nobody() -> None:
+def test_noise_of_a_busy_machine_makes_no_straggler() -> None:
     """Steps that vary by as much as they take."""
     for seed in range(10):
         found = names(watched(noisy(seed, usual=0.005, noise=0.03), 60))

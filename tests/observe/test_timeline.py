@@ -115,7 +115,7 @@ def test_a_file_that_was_begun_anew_repeats_what_is_known() -> None:
     assert run.rank_timelines[1] == usual.rank_timelines[1]
 
 
-def test_another_plan_is_another_formation() -> None:
+def test_another_plan_is_another_member_span() -> None:
     records = SHORT.records()
     records[1].append(EventRecord(at=0.0, step=6, topic="plan", text="now tree"))
     assert [f.step for f in timeline(records).member_spans] == [0, 6]

@@ -27,7 +27,7 @@ from thalweg.report.advice import advice_page
 
 
 def crowded() -> Advice:
-    """Everything at its largest: long names, both directions, late hosts, a hundred plans."""
+    """Everything at its largest: long names, both directions, straggling hosts, a hundred plans."""
     racks = advice().cluster.racks
     uneven = Duplex(Rate.parse("123.4mbit"), Rate.parse("1.25gbit"))
     delay = StragglerDelay(probability=0.25)

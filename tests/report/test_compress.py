@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from xml.etree import ElementTree as ET
 
-from thalweg.report.compress import Curve, draw_steps
+from thalweg.report.plots import Curve, draw_steps
 
 SPEEDS = [1e7, 1e9, 1e11]
 SVG = "{http://www.w3.org/2000/svg}"

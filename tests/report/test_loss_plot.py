@@ -2,10 +2,10 @@ from __future__ import annotations
 
 from xml.etree import ElementTree as ET
 
-from thalweg.report.loss_plot import TrainingCurve, draw_trainings
+from thalweg.report.plots import TrainingCurve, draw_trainings
 
 
-def course(sync: str, events: dict[str, int]) -> TrainingCurve:
+def curve(sync: str, events: dict[str, int]) -> TrainingCurve:
     return TrainingCurve(
         sync=sync,
         losses=[3.0, 2.0, 1.0],
@@ -16,12 +16,12 @@ def course(sync: str, events: dict[str, int]) -> TrainingCurve:
 
 
 def test_time_is_what_the_steps_took_together() -> None:
-    assert course("ring", {}).times == [0.5, 1.5, 2.0]
+    assert curve("ring", {}).times == [0.5, 1.5, 2.0]
 
 
 def test_events_are_marked_on_every_line() -> None:
     cut = {"step 2: cut rack 0": 2}
-    text = draw_trainings("two racks", [course("ring", cut), course("ddp", cut)], over_time=True)
+    text = draw_trainings("two racks", [curve("ring", cut), curve("ddp", cut)], over_time=True)
     ids = {element.get("id") for element in ET.fromstring(text).iter()}
     assert {"ring: step 2: cut rack 0", "ddp: step 2: cut rack 0"} <= ids
 

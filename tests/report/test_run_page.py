@@ -28,9 +28,8 @@ from thalweg.observe import EventRecord
 from thalweg.observe.records import Record
 from thalweg.observe.run_report import RunReport, run_report
 from thalweg.observe.timeline import timeline
-from thalweg.report.heat_map import MAX_HEAT_CELLS, MAX_HEAT_RANKS
 from thalweg.report.run_page import run_page
-from thalweg.report.run_step_times import MAX_PLOT_POINTS
+from thalweg.report.run_plots import MAX_HEAT_CELLS, MAX_HEAT_RANKS, MAX_PLOT_POINTS
 
 SLOW = Run(slow={3: 3.0}, steps=60, until=40)
 
@@ -58,7 +57,7 @@ def test_the_sections_come_in_the_order_of_a_readers_questions() -> None:
     ]
 
 
-def test_the_head_says_who_was_late_and_why() -> None:
+def test_the_head_names_the_straggler_and_its_cause() -> None:
     found = of(SLOW)
     page = shown(found)
     [late] = found.stragglers
@@ -68,7 +67,7 @@ def test_the_head_says_who_was_late_and_why() -> None:
     assert page.texts["footer"] == [f"Made by thalweg {version('thalweg')}."]
 
 
-def test_nobody_was_late() -> None:
+def test_a_run_without_stragglers() -> None:
     page = shown(of(Run()))
     assert "No stragglers." in page.texts["p"]
     assert page.number("circle", "badge") == 0
@@ -91,7 +90,7 @@ def test_bars_are_as_long_as_their_parts() -> None:
     assert lengths == pytest.approx(expected, abs=1e-3)
 
 
-def test_marks_stand_where_the_verdict_changed() -> None:
+def test_marks_stand_where_a_straggler_begins_and_ends() -> None:
     page = shown(of(SLOW))
     assert page.number("circle", "badge") == 2 * 2  # once for wide pages, once for narrow ones
     marks = [text for text in page.texts["li"] if "step 10" in text or "step 41" in text]
@@ -123,7 +122,7 @@ def test_it_does_not_grow_with_the_run() -> None:
     assert text.index("rank 59 on host59") < text.index("36 more ranks")  # who is slow is shown
 
 
-def test_clocks_and_what_nobody_knows_of_them() -> None:
+def test_clock_errors_that_are_known_and_unknown() -> None:
     page = shown(of(Run(unknown=frozenset({1}))))
     assert "Clock error of 7 ranks: at most 200 us." in page.texts["p"]
     [row] = [row for row in page.texts["tr"] if row.startswith("1host1ends")]
@@ -150,7 +149,7 @@ def test_it_needs_nothing_from_elsewhere_and_drawings_are_described() -> None:
 
 
 def crowded() -> RunReport:
-    """Long names, many ranks, and several that are late."""
+    """Long names, many ranks, and several stragglers."""
     records = Run(ranks=30, steps=260, slow={7: 3.0, 20: 2.0}, thin={11: 0.2}, until=150).records()
     for rank in (7, 11):
         host = f"gpu-node-{rank:04}.rack-04.example.org"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thalweg.report.scale import Scale, scale_of, spread, value_at
+from thalweg.report.chart import Scale, scale_of, spread, value_at
 
 POSITIVE = st.floats(1e-6, 1e12)
 

@@ -145,7 +145,7 @@ def test_tracks_of_every_rank(perfetto: Path) -> None:
     for track in sorted(tracks.values(), key=lambda track: track.sibling_order_rank):
         if track.parent_uuid:
             children.setdefault(tracks[track.parent_uuid].name, []).append(track.name)
-    usual = [
+    common = [
         "steps",
         "compute",
         "exposed communication",
@@ -156,9 +156,9 @@ def test_tracks_of_every_rank(perfetto: Path) -> None:
         "sent",
     ]
     assert sorted(children) == [f"rank {rank} on host{rank}" for rank in range(8)]
-    assert children["rank 0 on host0"] == ["events", *usual]
-    assert children["rank 1 on host1"] == usual
-    assert children["rank 3 on host3"] == ["straggler", *usual]
+    assert children["rank 0 on host0"] == ["events", *common]
+    assert children["rank 1 on host1"] == common
+    assert children["rank 3 on host3"] == ["straggler", *common]
     [late] = [each for each in slices if each[1] == "straggler"]
     assert late[2].startswith("rank 3 on host3: compute time")
     [note] = [packet for packet in others if packet.track_event.name]
@@ -197,7 +197,7 @@ def test_both_forms_say_the_same(perfetto: Path, tmp_path: Path) -> None:
         assert len(parsed(perfetto)[2]) == len(others)
 
 
-def test_a_round_tells_who_came_last() -> None:
+def test_a_round_has_the_last_arrival() -> None:
     [zero] = [p for p in trace(of(MEANT)).processes if p.rank == 0]
     rounds = [
         each for track in zero.tracks if track.name.startswith("rounds") for each in track.slices

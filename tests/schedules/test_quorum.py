@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.running import Mail, contributions, run, tree_schedule
+from tests.running import SimulatedTree, contributions, run, tree_schedule
 from thalweg.catalog import parse_plan
 from thalweg.codes import TREE_ROOT, Allocation, CodedTree, allocate
 from thalweg.codes.fractional import FractionalRepetition
@@ -73,9 +73,9 @@ def test_every_promised_straggler_set(workers: int, code: Code, separate: bool) 
     schedule = tree_schedule(allocation, 40)
     check(schedule)
     cells = np.random.default_rng(0).integers(-50, 50, (allocation.cells, 40)).astype(float)
-    mail = Mail(allocation, schedule)
+    simulated = SimulatedTree(allocation, schedule)
     for late in combinations(allocation.workers, code.stragglers):
-        for results in mail.run(contributions(allocation, cells), late=late).values():
+        for results in simulated.run(contributions(allocation, cells), late=late).values():
             assert results is not None
             np.testing.assert_allclose(np.concatenate(results.arrays), cells.sum(axis=0), atol=1e-9)
 
@@ -86,11 +86,11 @@ def test_one_too_many_gives_no_result(separate: bool) -> None:
     allocation = star(6, FractionalRepetition(6, 1), separate=separate)
     schedule = tree_schedule(allocation, 40)
     inputs = {worker: np.ones(40) for worker in allocation.workers}
-    mail = Mail(allocation, schedule)
+    simulated = SimulatedTree(allocation, schedule)
     team = allocation.workers[2:4]
-    found = mail.run(inputs, cut=[(worker, allocation.host) for worker in team])
+    found = simulated.run(inputs, cut=[(worker, allocation.host) for worker in team])
     assert set(found.values()) == {None}
-    assert all(mail.run(inputs, cut=[(team[0], 0)]).values())
+    assert all(simulated.run(inputs, cut=[(team[0], 0)]).values())
 
 
 def test_what_waits_for_every_message_refuses_a_quorum() -> None:
@@ -256,11 +256,11 @@ def test_layers_of_quorums() -> None:
     allocation = allocate(CodedTree(children, {TREE_ROOT: pair, 1: pair, 2: pair}), 0)
     schedule = tree_schedule(allocation, 2)
     check(schedule)
-    mail = Mail(allocation, schedule)
+    simulated = SimulatedTree(allocation, schedule)
     layer = {1: 1, 2: 1, 3: 2, 4: 2, 5: 2, 6: 2}
     inputs = {rank: np.full(2, 10.0 ** layer[rank]) for rank in layer}
     for lost in ([], [(1, 0)], [(2, 0), (3, 1)], [(5, 2), (4, 1), (1, 0)]):
-        for results in mail.run(inputs, cut=lost).values():
+        for results in simulated.run(inputs, cut=lost).values():
             assert results is not None
             np.testing.assert_array_equal(np.concatenate(results.arrays), 110.0)
 

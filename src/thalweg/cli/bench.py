@@ -21,7 +21,7 @@ from thalweg.cli.output import Output, progress_bar
 from thalweg.errors import UsageError
 from thalweg.facts import MODELS, Duration, Size, Workload, about
 from thalweg.predict.assumptions import costs_of
-from thalweg.report.compress import Curve, draw_steps
+from thalweg.report.plots import Curve, draw_steps
 from thalweg.report.tables import Columns, bits_text, seconds_text, table_of
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from thalweg.cli.output import Bar, Output, choice_line, progress_bar
 from thalweg.declarations import listed
 from thalweg.errors import RunError
 from thalweg.facts import about, format_cluster
-from thalweg.report.loss_plot import TrainingCurve, draw_trainings
+from thalweg.report.plots import TrainingCurve, draw_trainings
 from thalweg.report.tables import Columns, seconds_text, table_of
 
 if TYPE_CHECKING:

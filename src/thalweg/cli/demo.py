@@ -24,7 +24,7 @@ from thalweg.declarations import Promise, listed
 from thalweg.errors import LabError, RunError, ThalwegError
 from thalweg.predict import Advice, advise, predict
 from thalweg.report.advice import MeasuredStepTime, advice_page
-from thalweg.report.loss_plot import TrainingCurve, draw_trainings
+from thalweg.report.plots import TrainingCurve, draw_trainings
 from thalweg.report.tables import Columns, seconds_text, table_of
 
 if TYPE_CHECKING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -96,11 +97,8 @@ def _settings(records: Path, found: RunReport) -> dict[str, Any]:
         "records": str(records),
         "steps": [steps[0], steps[-1]],
         "seconds_per_step": found.seconds,
-        "late": [each.entries() for each in found.stragglers],
-        "notes": [
-            {"step": n.step, "topic": n.topic, "text": n.text, "ranks": list(n.ranks)}
-            for n in found.notes
-        ],
+        "late": [asdict(each) for each in found.stragglers],
+        "notes": [asdict(event) for event in found.notes],
         "clocks": [
             {"rank": lane.rank, "aligned_by": lane.aligned.value, "error": lane.error}
             for lane in found.run.rank_timelines.values()

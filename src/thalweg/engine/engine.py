@@ -43,7 +43,7 @@ from thalweg.members.abort import AbortFlag
 from thalweg.members.membership import Membership
 from thalweg.members.membership_epoch import MembershipEpoch
 from thalweg.steps import MAX_CHAINS_IN_FLIGHT
-from thalweg.transports import Address, Array, Landing, Transport
+from thalweg.transports import Address, Landing, Transport
 from thalweg.transports.store_client import Store
 
 ENGINE_ABORT_POLL_SECONDS = 0.5  # between two reads of the abort flag
@@ -217,15 +217,15 @@ class Engine:
             self._abort(self._broken)
         while self._waiting and len(self._chains) < MAX_CHAINS_IN_FLIGHT:
             chain = self._waiting[0]
-            if chain.alone is not None and self._is_busy(chain.alone.vector):
+            others = (*self._running, *self._done)
+            if chain.alone is not None and any(
+                np.may_share_memory(chain.alone.vector, other.execution.task.vector)
+                for other in others
+            ):
                 return  # it would change a vector that the other chain still sends
             self._chains.append(chain)
             self._waiting.popleft()
             self._advance(chain)
-
-    def _is_busy(self, vector: Array) -> bool:
-        others = (*self._running, *self._done)
-        return any(np.may_share_memory(vector, other.execution.task.vector) for other in others)
 
     def _advance(self, chain: _Submission) -> None:
         """Begin the chain's next rounds, or end it if there are none. Interrupted if a rendezvous

@@ -73,8 +73,7 @@ class FirstKNode(Node):
         if state.result is None and len(answers) >= self._k:
             estimate = self._estimate(state.piece, answers)
             result = self._compensated(state, estimate)
-            step = state.step.number
-            self._decided[state.index] = _Decided(step, estimate, frozenset(answers))
+            self._decided[state.index] = _Decided(state.step, estimate, frozenset(answers))
             self.finish(state, result, 0)
 
     def _estimate(self, piece: Piece, answers: dict[int, Array]) -> Array:
@@ -87,7 +86,7 @@ class FirstKNode(Node):
         return total
 
     def _compensated(self, state: PieceState, estimate: Array) -> Array:
-        before, step = self._decided.get(state.index), state.step.number
+        before, step = self._decided.get(state.index), state.step
         if before is None or before.step != step - 1 or not before.stragglers:
             return estimate
         share = (self._workers - len(before.used)) / self._workers

@@ -58,20 +58,10 @@ class Piece:
 
 
 @dataclass(slots=True, eq=False)
-class TreeStep:
-    """The progress of one step."""
-
-    number: int
-    pieces: list[PieceState] = field(default_factory=list)
-    left: int = 0  # pieces without a result
-    wants_partial: bool = False
-
-
-@dataclass(slots=True, eq=False)
 class PieceState:
     """The progress of one piece in one step."""
 
-    step: TreeStep
+    step: int
     index: int
     piece: Piece
     at: int = 0
@@ -80,6 +70,15 @@ class PieceState:
     partial: dict[int, tuple[Array, int]] = field(default_factory=dict)  # with cells covered
     result: Array | None = None
     covered: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class TreeStep:
+    """The progress of one step."""
+
+    pieces: list[PieceState]
+    left: int  # pieces without a result
+    wants_partial: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,8 +252,8 @@ class Node:
                 if step < oldest:
                     return None
                 del self._open[oldest]
-            opened = self._open[step] = TreeStep(step, left=len(self.pieces))
-            opened.pieces = [PieceState(opened, i, piece) for i, piece in enumerate(self.pieces)]
+            states = [PieceState(step, index, piece) for index, piece in enumerate(self.pieces)]
+            self._open[step] = TreeStep(states, len(states))
         return self._open[step]
 
     def advance(self, state: PieceState) -> None:
@@ -312,15 +311,15 @@ class Node:
         below = [move.peer for move in state.piece.moves[state.piece.final :]]
         for peer in dict.fromkeys((*below, *sorted(self.followers))):
             self._send(peer, MessageKind.RESULT, state, result, covered)
-        opened = state.step
+        opened = self._open[state.step]
         opened.left -= 1
         if not opened.left:
-            covers = [state.covered for state in opened.pieces if state.covered]
-            arrays = tuple(s.result for s in opened.pieces if s.result is not None)
-            self.finished[opened.number] = Results(arrays, min(covers, default=0))
+            covers = [each.covered for each in opened.pieces if each.covered]
+            arrays = tuple(each.result for each in opened.pieces if each.result is not None)
+            self.finished[state.step] = Results(arrays, min(covers, default=0))
             while len(self.finished) > self.kept:
                 del self.finished[min(self.finished)]
-            self.skip_to(opened.number + 1)
+            self.skip_to(state.step + 1)
 
     def _follow(self, message: BestEffortMessage) -> list[BestEffortMessage]:
         """The results of this and all later steps, for a peer that lacks them."""
@@ -344,7 +343,7 @@ class Node:
         """Send the parent the sum of a piece so far, if it has requested partial sums, and the
         complete answer hasn't been sent."""
         is_over = state.result is not None or state.at == state.piece.final - 1
-        if state.step.wants_partial and self._above is not None and not is_over:
+        if not is_over and self._above is not None and self._open[state.step].wants_partial:
             total, covered = self._partial_sum(state)
             if total is not None:
                 self._send(self._above, MessageKind.PARTIAL, state, total, covered)
@@ -397,8 +396,7 @@ class Node:
     def _send(
         self, peer: int, kind: MessageKind, state: PieceState, array: Array, covered: int = 0
     ) -> None:
-        step = state.step.number
-        self._out.append(BestEffortMessage(peer, kind, step, state.index, covered, array))
+        self._out.append(BestEffortMessage(peer, kind, state.step, state.index, covered, array))
 
     def _messages(self) -> list[BestEffortMessage]:
         out, self._out = self._out, []

@@ -490,7 +490,9 @@ class StateRequests:
         """Handle a request or an answer; the messages to send."""
         if message.kind is MessageKind.REQUEST:
             if self.final_state is not None or self.asking is not None:
-                return [_state_message(message.peer, self.final_state)]
+                return [
+                    BestEffortMessage(message.peer, MessageKind.STATE, 0, array=self.final_state)
+                ]
             self.requesters.add(message.peer)
         elif message.array is not None:
             self.received = message.array
@@ -501,7 +503,7 @@ class StateRequests:
     def answer(self, state: Array | None) -> list[BestEffortMessage]:
         """The answers to all requests so far; None refuses them."""
         requesters, self.requesters = sorted(self.requesters), set()
-        return [_state_message(peer, state) for peer in requesters]
+        return [BestEffortMessage(peer, MessageKind.STATE, 0, array=state) for peer in requesters]
 
     def start(self, peer: int) -> None:
         """Begin a request to this peer."""
@@ -511,7 +513,3 @@ class StateRequests:
         """The state that was received, once."""
         state, self.received = self.received, None
         return state
-
-
-def _state_message(peer: int, state: Array | None) -> BestEffortMessage:
-    return BestEffortMessage(peer, MessageKind.STATE, 0, array=state)

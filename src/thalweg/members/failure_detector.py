@@ -226,9 +226,6 @@ class Heartbeat:
     def failure_reason(self, rank: int) -> str | None:
         return self.detector.failure_reason(rank, self.period, self.answered)
 
-    def is_hung(self, rank: int) -> bool:
-        return self.detector.is_hung(rank, self.answered)
-
     def close(self, store: StoreClient | None = None) -> None:
         """Stop; a last heartbeat to `store` keeps others from suspecting this rank."""
         self._ended.set()

@@ -167,9 +167,7 @@ class Membership:
 
     def find(self) -> MembershipEpoch:
         """The current epoch, for a restarted rank."""
-        found = self._store_client.call(_newest)
-        if found is not None:
-            self.membership_epoch = found
+        self.membership_epoch = self._store_client.call(_newest) or self.membership_epoch
         return self.membership_epoch
 
     def rendezvous(self, status: MemberStatus) -> MembershipEpoch:
@@ -372,7 +370,7 @@ class Membership:
         if self.heartbeat.detector.has_finished(rank):
             return FINISHED_REASON
         reason = self.heartbeat.failure_reason(rank)
-        if reason is None and self.heartbeat.is_hung(rank):
+        if reason is None and self.heartbeat.detector.is_hung(rank, self.heartbeat.answered):
             return HUNG_REASON
         return reason
 

@@ -48,7 +48,7 @@ class SyncedClock:
         if self.error < float("inf"):
             return None
         self.error = 0.0
-        return self._moment()
+        return self._sample()
 
     @property
     def is_due(self) -> bool:
@@ -79,7 +79,7 @@ class SyncedClock:
             took, self.offset = min(pings)
             self.error = took / 2
             self._due = self._own() + CLOCK_SYNC_PERIOD_SECONDS
-            return self._moment()
+            return self._sample()
         return None
 
     def serve(self, store: Any, rank: int, asked: int) -> None:
@@ -104,7 +104,7 @@ class SyncedClock:
             for key in (f"{room}/go", *read):
                 store.delete_key(key)
 
-    def _moment(self) -> ClockSample:
+    def _sample(self) -> ClockSample:
         return ClockSample(at=self._own(), offset=self.offset, error=self.error)
 
 

@@ -17,7 +17,7 @@ import logging
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from threading import Event, Thread
 from time import monotonic, thread_time
@@ -259,7 +259,7 @@ class Monitor:
             "number": self._rounds,
             "activity": self.activity.entries(self._hang_detector.long / 2),
             "asked": self.clock.requests,
-            "tally": self.step_totals[self.rank].entries(),
+            "tally": asdict(self.step_totals[self.rank]),
             "steps": [rounded(step) for _, step in self._recent_reports],
             "digests": list(self._digests),
         }
@@ -273,7 +273,7 @@ class Monitor:
             new = (one for one in entries["steps"] if self._straggler_detector.is_new(rank, one[0]))
             self._straggler_detector.see(rank, map(StepReport.read, new))
             if rank != self.rank:
-                self.step_totals[rank] = StepTotals.of(entries["tally"])
+                self.step_totals[rank] = StepTotals(**entries["tally"])
         before, stragglers = self.stragglers, self._straggler_detector.current_stragglers()
         if self._learn(self._straggler_detector.newest, stragglers):
             log.warning("%s", log_line(stragglers, before))

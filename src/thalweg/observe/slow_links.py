@@ -1,61 +1,62 @@
 """The detection of slow links, from the rates of flows between hosts in the same steps.
 
-A flow crosses a NIC out and a NIC in, and between racks an uplink out and one in: its *ways*. Its
-rate is what the kernel delivered while something was under way, so a flow that waits for its sender
-or its receiver isn't slow. In one step
+A flow crosses a NIC out and a NIC in, and between racks an uplink out and one in: the *directions*
+of links on its path. Its rate is by the kernel's counters while data was in flight, so a flow that
+waits for its sender or its receiver isn't slow. In one step
 
-    a way gave       the bytes of all flows through it, over the longest time that one was busy
-    a flow may want  the least, over its ways, of what a way can give / the flows through it
+    rate of a direction   the bytes of all flows through it, over the longest time that one was busy
+    fair rate of a flow   the least, over its directions, of their baseline / the flows through them
 
-What a way can give is what the cluster's file declares, as far as the best flow of the middle rank
-reaches that. If it declares nothing, it is what the middle one of its kind gives in its better
-direction, in this step and no more than usually (links let bursts pass, and who waits for a slow
-one sends in bursts); or what it gave itself for most of the run, as far as NICs give as much.
+The baseline of a direction is the rate that the cluster's file declares, scaled by what the best
+flow of the median rank reaches of it. Without a declared rate it is the median of its kind in their
+better directions, in this step and at most the run's median (links let bursts pass, and a rank that
+waits for a slow link sends in bursts); or its own median over the run, as far as NICs reach it.
 
-A way is *suspected* if it gave less than half of that in each of its last three steps, or less than
-two thirds in seven of the last eight, and if three quarters of the flows through it got less than
-two thirds of what they may want; without declared rates, only if it gave less than 0.4 each time,
-and where partners change from step to step, less than 0.35, since steps overlap there. A slow way
-slows down all flows through it, but each of these crosses others too, which are innocent. So of the
-suspects the host or rack is named whose slow flows of late have lost most time; and then, without
-all flows that cross it, the next, if any is suspected still and costs half as much at least, since
-who waits for a slow link holds up others' flows. If two explain the same, the one through which
-less flowed well meanwhile is named. If there is none, as with the uplinks of two racks, who takes
-longer to reach the store decides, since its messages wait in the queue before the slow link; if
-that doesn't tell either, all are named.
+A direction is *suspected* if its rate was below half of the baseline in each of its last three
+steps, or below two thirds in seven of the last eight, and if three quarters of the flows through it
+were below two thirds of their fair rate; without declared rates, only if it was below 0.4 each
+time, and where partners change from step to step, below 0.35, since steps overlap there. A slow
+link slows down all flows through it, but each of these crosses others too, which are innocent. So
+among the suspects the host or rack is named whose slow flows have recently lost most time; and
+then, without all flows that cross it, the next, if any is still suspected and costs at least half
+as much, since ranks that wait for a slow link delay the flows of others. If two explain the same,
+the one with fewer good flows meanwhile is named. If there is none, as with the uplinks of two
+racks, the one with the longer round trip to the store is, since its messages wait in the queue
+before the slow link; if that doesn't decide, all are named.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise, takewhile
 from statistics import fmean, median
 from typing import NamedTuple
 
-from thalweg.facts import Cluster, Link
+from thalweg.facts import Cluster, Link, about
 from thalweg.observe.records import FlowRecord
+from thalweg.observe.straggler import Straggler, StragglerKind
 
-# Of what a way can give, and a flow may want.
+# Of the baseline of a direction, and of the fair rate of a flow.
 SLOW_LINK_RATIO, SUSPECT_LINK_RATIO, GOOD_LINK_RATIO = 0.5, 0.67, 0.75
-UNDECLARED_SLOW_LINK_RATIO = 0.4  # the first, if nobody has declared that
+UNDECLARED_SLOW_LINK_RATIO = 0.4  # the first, without declared rates
 # The first, if partners change at so many of the steps.
 MIXING_SLOW_LINK_RATIO, MIXING_STEP_FRACTION = 0.35, 0.3
-MIN_FURTHER_COST_FRACTION = 0.5  # of what the first one that is named costs
-# Steps of a way: the last few, all, and exceptions.
+MIN_FURTHER_COST_FRACTION = 0.5  # of the cost of the first slow link
+# Steps of a direction: the last few, all, and exceptions.
 QUICK_LINK_WINDOW_STEPS, LINK_WINDOW_STEPS, MAX_LINK_EXCEPTION_STEPS = 3, 8, 1
-SLOW_FLOW_FRACTION = 0.75  # of the flows through a way
+SLOW_FLOW_FRACTION = 0.75  # of the flows through a direction
 RECENT_FLOW_STEPS = 12  # steps
 MAX_LINK_SAMPLE_AGE_STEPS = 40  # steps
-# Of a flow that tells something; bytes and seconds.
+# Of a flow that is large enough to count; bytes and seconds.
 MIN_FLOW_SAMPLE_BYTES, MIN_FLOW_SAMPLE_SECONDS = 1 << 17, 0.002
-LINK_HISTORY_STEPS = 200  # steps of a way
-MIN_LINK_BASELINE_STEPS = 5  # steps that tell what is usual
+LINK_HISTORY_STEPS = 200  # steps of a direction
+MIN_LINK_BASELINE_STEPS = 5  # steps that make a baseline
 MAX_SLOW_LINK_OWNERS = 3  # owners at once
-DECISIVE_GOOD_FLOW_COUNT = 2  # flows that went well, more than through another
+DECISIVE_GOOD_FLOW_COUNT = 2  # good flows, more than through another
 # To the store: seconds more than others, and times as long.
 MIN_STORE_QUEUE_SECONDS, STORE_RTT_FACTOR = 0.005, 3.0
+OWNER_TEXTS = {"nic": "NIC of", "uplink": "uplink of"}
 Owner = tuple[str, str]
 """A link as `nic` and a host, or `uplink` and a rack."""
 
@@ -104,18 +105,6 @@ class LinkSample(NamedTuple):
         return LinkSample(self.step, _gave([seen.flow for seen in flows]), self.can, flows)
 
 
-@dataclass(frozen=True, slots=True)
-class SlowLink:
-    """A slow link; several `owners` if they can't be told apart. Rates are in bytes per second, and
-    `seconds` is the additional time of the slow flows, per step."""
-
-    owners: tuple[Owner, ...]
-    rate: float
-    baseline: float
-    seconds: float
-    since: int
-
-
 class SlowLinkDetector:
     """The detector for a cluster, whose measured or declared rates count."""
 
@@ -126,8 +115,8 @@ class SlowLinkDetector:
             lambda: deque(maxlen=LINK_WINDOW_STEPS)
         )
         self._lately: deque[list[FlowSample]] = deque(maxlen=RECENT_FLOW_STEPS)
-        self._newest: dict[Link, tuple[int, float]] = {}  # what each way gave last, and when
-        # Of what is declared, by each rank's best flow, and when.
+        self._newest: dict[Link, tuple[int, float]] = {}  # the step and the last rate
+        # The fraction of the declared rates that each rank's best flow reached, by step.
         self._reached: dict[int, deque[tuple[int, float]]] = defaultdict(
             lambda: deque(maxlen=LINK_WINDOW_STEPS)
         )
@@ -136,16 +125,6 @@ class SlowLinkDetector:
             lambda: deque(maxlen=LINK_HISTORY_STEPS)
         )
         self._named: set[Owner] = set()
-
-    def forget(self) -> None:
-        """Drop the history, as members or the plan have changed."""
-        self._given.clear()
-        self._lately.clear()
-        self._newest.clear()
-        self._reached.clear()
-        self._usual.clear()
-        self._before.clear()
-        self._named.clear()
 
     def add(self, step: int, flows: Iterable[tuple[int, FlowRecord]]) -> None:
         """Add all flows of a step, with the ranks that sent them."""
@@ -183,7 +162,7 @@ class SlowLinkDetector:
     def _can_give(self, step: int, gave: Mapping[Link, float]) -> dict[Link, float]:
         for link, rate in gave.items():
             self._newest[link] = step, rate
-            if (link.kind, link.owner) not in self._named:  # that isn't what it can give
+            if (link.kind, link.owner) not in self._named:  # a slow link is no baseline
                 self._before[link].append(rate)
         new = {w: rate for w, (at, rate) in self._newest.items() if at > step - RECENT_FLOW_STEPS}
         if self._declared:
@@ -206,9 +185,10 @@ class SlowLinkDetector:
         before = self._before[link]
         return median(before) if len(before) >= MIN_LINK_BASELINE_STEPS else 0.0
 
-    def slow_links(self, store: Mapping[int, float]) -> list[SlowLink]:
-        """The slow links; `store` is the round-trip time of each rank to the store."""
-        found: list[SlowLink] = []
+    def slow_links(self, store: Mapping[int, float]) -> list[Straggler]:
+        """The slow links; `store` is the round-trip time of each rank to the store. Their cost is
+        what it would be if compute time hid nothing of it."""
+        found: list[Straggler] = []
         explained: list[Owner] = []
         limits = self._limits()
         while len(found) < MAX_SLOW_LINK_OWNERS:
@@ -221,10 +201,10 @@ class SlowLinkDetector:
                 for seen in flows
                 if seen.got < SUSPECT_LINK_RATIO and not seen.crosses(explained)
             ]
-            if not slow:  # it is long ago
+            if not slow:  # only long ago
                 break
             owners = self._named_of(ways, slow, store)
-            blamed = self._slow_link(owners, ways, slow)
+            blamed = self._straggler(owners, ways, slow)
             if found and blamed.seconds < MIN_FURTHER_COST_FRACTION * found[0].seconds:
                 break
             found.append(blamed)
@@ -326,21 +306,28 @@ class SlowLinkDetector:
             return next(host.ranks for host in self._cluster.hosts if host.name == name)
         return next(rack.ranks for rack in self._cluster.racks if rack.name == name)
 
-    def _slow_link(
+    def _straggler(
         self, owners: tuple[Owner, ...], suspects: set[Link], slow: Sequence[FlowSample]
-    ) -> SlowLink:
+    ) -> Straggler:
+        """The straggler for a slow link, which costs the additional time of its flows per step."""
         ways = [link for link in suspects if (link.kind, link.owner) in owners]
         steps: dict[int, float] = {}  # flows of a step are slow at the same time
         for seen in slow:
             if seen.crosses(owners):
                 steps[seen.step] = max(steps.get(seen.step, 0.0), seen.longer)
         last = [self._given[link][-1] for link in ways]
-        return SlowLink(
-            owners=owners,
-            rate=min(given.rate for given in last),
-            baseline=max(given.can for given in last),
-            seconds=fmean(steps.values()) if steps else 0.0,
+        rate, baseline = min(given.rate for given in last), max(given.can for given in last)
+        kinds = {kind for kind, _ in owners}
+        names = " or ".join(f"{OWNER_TEXTS[kind]} {name}" for kind, name in sorted(owners))
+        return Straggler(
+            kind=StragglerKind(kinds.pop()) if len(kinds) == 1 else StragglerKind.LINK,
+            who=tuple(sorted(name for _, name in owners)),
+            ranks=tuple(sorted({rank for owner in owners for rank in self._ranks(owner)})),
             since=min(map(self._slow_since, ways)),
+            steps=1.0,
+            seconds=fmean(steps.values()) if steps else 0.0,
+            share=0.0,
+            why=f"{names} at {about(8 * rate, 'bit/s')} (baseline {about(8 * baseline, 'bit/s')})",
         )
 
     def _slow_since(self, link: Link) -> int:

@@ -50,11 +50,6 @@ class SlowRankDetector:
         else:
             self._spans.setdefault(rank, deque(maxlen=OCCASIONAL_WINDOW_STEPS)).append(span)
 
-    def forget(self) -> None:
-        """Drop the history, as members or the plan have changed."""
-        self._spans.clear()
-        self._warmup_left.clear()
-
     def slow(self, named: Mapping[int, int]) -> list[Straggler]:
         """The slow ranks; `named` are the previous ones, with their first slow step."""
         lately = {rank: list(spans)[-RECENT_WINDOW_STEPS:] for rank, spans in self._spans.items()}

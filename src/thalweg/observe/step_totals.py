@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Self
 
 from thalweg.facts import Cluster, about
 from thalweg.observe.records import StepRecord
@@ -49,13 +48,6 @@ class StepTotals:
         number = max(1, self.steps)
         means = {name: value / number for name, value in asdict(self).items()}
         return {**means, "steps": float(self.steps)}
-
-    def entries(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def of(cls, entries: Mapping[str, Any]) -> Self:
-        return cls(**entries)
 
 
 def summary_text(

@@ -13,9 +13,9 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-from thalweg.facts import Cluster, about
+from thalweg.facts import Cluster
 from thalweg.observe.records import StepRecord, StepReport, by_step
-from thalweg.observe.slow_links import Owner, SlowLink, SlowLinkDetector
+from thalweg.observe.slow_links import SlowLinkDetector
 from thalweg.observe.slow_ranks import SlowRankDetector
 from thalweg.observe.straggler import Straggler, StragglerKind
 
@@ -31,28 +31,21 @@ class StragglerDetector:
 
     def __init__(self, cluster: Cluster, members: Sequence[int]) -> None:
         self._cluster = cluster
-        self._members = tuple(members)
-        self._slow_ranks = SlowRankDetector(cluster)
-        self._links = SlowLinkDetector(cluster)
         self._seen: dict[int, int] = {}  # the last reported step of each rank
+        self._changed = False  # since the last judgement
+        self.stragglers: tuple[Straggler, ...] = ()
+        self.set_members(members)
+
+    def set_members(self, members: Sequence[int]) -> None:
+        """Begin anew with these members, or under another plan."""
+        self._members = tuple(members)
+        self._slow_ranks = SlowRankDetector(self._cluster)
+        self._links = SlowLinkDetector(self._cluster)
         self._open: dict[int, dict[int, StepReport]] = {}  # steps that some ranks haven't reported
         self._lately: deque[tuple[int, float, float]] = deque(maxlen=VERDICT_WINDOW_STEPS)
-        self._changed = False  # since the last judgement
         self._store: dict[int, deque[float]] = {}
         self._before: dict[Any, Straggler] = {}  # the stragglers that the last judgement found
         self._times: dict[Any, int] = {}  # the judgements in a row that found it
-        self.stragglers: tuple[Straggler, ...] = ()
-
-    def set_members(self, members: Sequence[int]) -> None:
-        """Continue with these members, or under another plan."""
-        self._members = tuple(members)
-        self._slow_ranks.forget()
-        self._links.forget()
-        self._open.clear()
-        self._lately.clear()
-        self._store.clear()
-        self._before.clear()
-        self._times.clear()
 
     @property
     def newest(self) -> int:
@@ -109,10 +102,13 @@ class StragglerDetector:
         }
         yield from self._slow_ranks.slow(ranks)
         store = {rank: fmean(times) for rank, times in self._store.items()}
-        for blamed in self._links.slow_links(store):
-            straggler = self._slow_link(blamed)
-            if straggler is not None:
-                yield replace(straggler, since=since.get(straggler.key, straggler.since))
+        for link in self._links.slow_links(store):
+            lately = [figures for figures in self._lately if figures[0] >= link.since]
+            _, seconds, exposed = (fmean(figures) for figures in zip(*lately, strict=True))
+            lost = min(link.seconds, exposed)  # compute time hides the rest
+            if lost >= max(MIN_REPORTED_COST_FRACTION * seconds, MIN_REPORTED_COST_SECONDS):
+                begun, share = since.get(link.key, link.since), min(1.0, lost / seconds)
+                yield replace(link, since=begun, seconds=lost, share=share)
 
     def _close_steps(self) -> None:
         """Close the steps that all ranks have reported, or that the others have long passed."""
@@ -132,37 +128,6 @@ class StragglerDetector:
                 )
             )
 
-    def _slow_link(self, blamed: SlowLink) -> Straggler | None:
-        """The straggler for a slow link; None if compute time hides its delay."""
-        lately = [figures for figures in self._lately if figures[0] >= blamed.since]
-        _, seconds, exposed = (fmean(figures) for figures in zip(*lately, strict=True))
-        lost = min(blamed.seconds, exposed)
-        if lost < max(MIN_REPORTED_COST_FRACTION * seconds, MIN_REPORTED_COST_SECONDS):
-            return None
-        kinds = {kind for kind, _ in blamed.owners}
-        kind = StragglerKind(kinds.pop()) if len(kinds) == 1 else StragglerKind.LINK
-        rates = f"at {_mbit(blamed.rate)} (baseline {_mbit(blamed.baseline)})"
-        return Straggler(
-            kind=kind,
-            who=tuple(sorted(name for _, name in blamed.owners)),
-            ranks=self._ranks(blamed.owners),
-            since=blamed.since,
-            steps=1.0,
-            seconds=lost,
-            share=min(1.0, lost / seconds),
-            why=f"{_owners_text(blamed.owners)} {rates}",
-        )
-
-    def _ranks(self, owners: Sequence[Owner]) -> tuple[int, ...]:
-        names = {name for _, name in owners}
-        hosts = [
-            host
-            for rack in self._cluster.racks
-            for host in rack.hosts
-            if host.name in names or rack.name in names
-        ]
-        return tuple(sorted(rank for host in hosts for rank in host.ranks))
-
 
 def stragglers_by_step(
     cluster: Cluster,
@@ -179,12 +144,3 @@ def stragglers_by_step(
         for rank, step in steps.items():
             detector.see(rank, [StepReport.of(step)])
         yield number, detector.current_stragglers()
-
-
-def _owners_text(owners: Sequence[Owner]) -> str:
-    words = {"nic": "NIC of", "uplink": "uplink of"}
-    return " or ".join(f"{words[kind]} {name}" for kind, name in sorted(owners))
-
-
-def _mbit(rate: float) -> str:
-    return about(rate * 8, "bit/s")

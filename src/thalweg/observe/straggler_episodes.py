@@ -1,17 +1,17 @@
 """The straggler episodes of a finished run: first and last step, and cost.
 
-A verdict (`judging.py`) looks at the last steps, so it comes some steps after its cause and stays
-some steps after it. Here both ends are known: a rank that computes for long was late from the first
-step to the last that it computed for longer than usual by half of what the verdict says. What that
-cost is added up over all steps between the two.
+The detector (`straggler_detector.py`) uses the last steps, so a straggler is reported some steps
+after its cause begins, and until some steps after it ends. Here both ends are known: a slow rank
+was a straggler from the first to the last step in which its compute time exceeded the median by at
+least half of the reported cost. The total cost is the sum over all steps between the two.
 
-Verdicts on the same one that are less apart than what a verdict takes are one episode.
+Reports of the same straggler that are less apart than the detector's window are one episode.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import fmean, median, median_low
 from typing import Any
 
@@ -54,9 +54,6 @@ class StragglerEpisode:
     def __str__(self) -> str:
         return f"{self.why} {self.when}; costs {self.cost} ({100 * self.share:.0f} %)"
 
-    def entries(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def straggler_episodes(
     cluster: Cluster,
@@ -73,39 +70,30 @@ def straggler_episodes(
                 spell = going[each.key] = []
                 spells.append(spell)
             spell.append((number, each))
-    course = _StepSeries.of(ranks)
-    found = [_episode(spell, course) for spell in spells]
+    seconds: dict[int, float] = {}
+    excess: dict[int, dict[int, float]] = {}  # compute time above the median
+    for number, steps in by_step(ranks).items():
+        usual = median_low(step.computing for step in steps.values())
+        seconds[number] = fmean(step.seconds for step in steps.values())
+        excess[number] = {rank: step.computing - usual for rank, step in steps.items()}
+    found = [_episode(spell, seconds, excess) for spell in spells]
     return sorted(found, key=lambda each: -each.total)
 
 
-@dataclass(frozen=True, slots=True)
-class _StepSeries:
-    """The time of each step, and each rank's compute time above the median in it."""
-
-    seconds: Mapping[int, float]
-    beyond: Mapping[int, Mapping[int, float]]
-
-    @classmethod
-    def of(cls, ranks: Mapping[int, Sequence[StepRecord]]) -> _StepSeries:
-        seconds: dict[int, float] = {}
-        beyond: dict[int, dict[int, float]] = {}
-        for number, steps in by_step(ranks).items():
-            usual = median_low(step.computing for step in steps.values())
-            seconds[number] = fmean(step.seconds for step in steps.values())
-            beyond[number] = {rank: step.computing - usual for rank, step in steps.items()}
-        return cls(seconds, beyond)
-
-
-def _episode(spell: Sequence[tuple[int, Straggler]], course: _StepSeries) -> StragglerEpisode:
+def _episode(
+    spell: Sequence[tuple[int, Straggler]],
+    seconds: Mapping[int, float],
+    excess: Mapping[int, Mapping[int, float]],
+) -> StragglerEpisode:
     _, straggler = spell[len(spell) // 2]
     first, last = min(each.since for _, each in spell), spell[-1][0]
     if straggler.kind is StragglerKind.COMPUTE:
         [rank] = straggler.ranks
         least = MIN_EPISODE_COST_FRACTION * median(each.seconds / each.steps for _, each in spell)
         beyond = {
-            step: course.beyond[step][rank]
+            step: excess[step][rank]
             for step in range(first, last + 1)
-            if rank in course.beyond.get(step, {})
+            if rank in excess.get(step, {})
         }
         slow = [step for step, more in beyond.items() if more >= least] or [first, last]
         first, last = slow[0], slow[-1]
@@ -113,17 +101,17 @@ def _episode(spell: Sequence[tuple[int, Straggler]], course: _StepSeries) -> Str
         total = sum(more for more in between.values() if more >= least)
         often = len(slow) / max(1, len(between))
     else:
-        between = {step: s for step, s in course.seconds.items() if first <= step <= last}
+        between = {step: s for step, s in seconds.items() if first <= step <= last}
         total = median(each.seconds for _, each in spell) * len(between)
         often = fmean(each.steps for _, each in spell)
-    took = sum(course.seconds[step] for step in between)
+    took = sum(seconds[step] for step in between)
     return StragglerEpisode(
         kind=straggler.kind,
         who=straggler.who,
         ranks=straggler.ranks,
         first=first,
         last=last,
-        ended=max(course.seconds) - last >= RECENT_WINDOW_STEPS,  # some are late now and then
+        ended=max(seconds) - last >= RECENT_WINDOW_STEPS,  # some straggle occasionally
         steps=min(1.0, often),
         seconds=total / max(1, len(between)),
         total=total,

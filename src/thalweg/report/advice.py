@@ -15,6 +15,7 @@ from thalweg.declarations import Promise, listed
 from thalweg.facts import about, counted
 from thalweg.predict.estimate import Advice, Estimate, RankedPlan
 from thalweg.report.bars import add_bar, add_legend, add_patterns, draw_bar, parts_text
+from thalweg.report.chart import Scale, scale_of
 from thalweg.report.cluster_svg import add_cluster, cluster_text
 from thalweg.report.page import (
     Cell,
@@ -32,7 +33,6 @@ from thalweg.report.page import (
     table,
     written,
 )
-from thalweg.report.scale import Scale, scale_of
 from thalweg.report.shapes import add, dot, line, words
 from thalweg.report.sweep_svg import add_sweep
 
@@ -139,11 +139,13 @@ def _add_rows(
     numbers = {id(ranked): number for number, ranked in enumerate(ranking, start=first)}
     columns: dict[str, Callable[[RankedPlan], Cell]] = {
         ">#": lambda one: str(numbers[id(one)]),
-        "plan": _ranked_plan,
-        ">step time": lambda one: _with_interval(
-            one.estimate.seconds, one.estimate.low, one.estimate.high
+        "plan": lambda one: partial(_fill_plan, one),
+        ">step time": lambda one: partial(
+            _fill_interval, one.estimate.seconds, one.estimate.low, one.estimate.high
         ),
-        "": lambda one: whisker(scale, one.estimate.seconds, one.estimate.low, one.estimate.high),
+        "": lambda one: partial(
+            _fill_whisker, scale, one.estimate.seconds, one.estimate.low, one.estimate.high, None
+        ),
         f">speed-up vs {BASELINE}": lambda one: times(one.vs_ddp),
         "promise": lambda one: lambda cell: add(cell, "span", one.promise.value, "pill"),
         "survives": lambda one: classed(one.survives, "short"),
@@ -154,21 +156,15 @@ def _add_rows(
     return body
 
 
-def _ranked_plan(ranked: RankedPlan) -> Cell:
-    def fill(cell: ET.Element) -> None:
-        plan_text(cell, str(ranked.plan))
-        if ranked.steps not in (None, 1):
-            add(cell, "span", f"needs {ranked.steps:.3g} times the steps", "note")
-
-    return fill
+def _fill_plan(ranked: RankedPlan, cell: ET.Element) -> None:
+    plan_text(cell, str(ranked.plan))
+    if ranked.steps not in (None, 1):
+        add(cell, "span", f"needs {ranked.steps:.3g} times the steps", "note")
 
 
-def _with_interval(seconds: float, low: float, high: float) -> Cell:
-    def fill(cell: ET.Element) -> None:
-        cell.text = about(seconds, "s")
-        add(cell, "span", between(low, high), "interval")
-
-    return fill
+def _fill_interval(seconds: float, low: float, high: float, cell: ET.Element) -> None:
+    cell.text = about(seconds, "s")
+    add(cell, "span", between(low, high), "interval")
 
 
 def _add_breakdown(main: ET.Element, ranking: Sequence[RankedPlan]) -> None:
@@ -210,8 +206,10 @@ def _add_measured(main: ET.Element, measured: Sequence[MeasuredStepTime]) -> Non
     scale = whisker_scale(values)
     columns: dict[str, Callable[[MeasuredStepTime], Cell]] = {
         "plan": lambda each: plan_cell(each.sync),
-        ">predicted": lambda each: _with_interval(each.predicted, each.low, each.high),
-        "": lambda each: whisker(scale, each.predicted, each.low, each.high, each.seconds),
+        ">predicted": lambda each: partial(_fill_interval, each.predicted, each.low, each.high),
+        "": lambda each: partial(
+            _fill_whisker, scale, each.predicted, each.low, each.high, each.seconds
+        ),
         ">measured": lambda each: about(each.seconds, "s"),
         ">prediction error": lambda each: f"{each.error:+.0%}",
         "within the interval": lambda each: "yes" if each.inside else "no",
@@ -274,27 +272,23 @@ def draw_ruler(heading: ET.Element, scale: Scale) -> None:
         words(drawn, round(x), TALL - 8, about(value, "s"), "faint middle")
 
 
-def whisker(
-    scale: Scale, mean: float, low: float, high: float, measured: float | None = None
-) -> Cell:
-    """A cell with a dot at the prediction, a line over its interval, and below them a diamond at
-    the measurement."""
+def _fill_whisker(
+    scale: Scale, mean: float, low: float, high: float, measured: float | None, cell: ET.Element
+) -> None:
+    """Draw a dot at the prediction, a line over its interval, and below them a diamond at the
+    measurement."""
     title = f"{about(mean, 's')}, from {about(low, 's')} to {about(high, 's')}"
     if measured is not None:
         title = f"predicted {title}; measured {about(measured, 's')}"
     height, middle = TALL if measured is None else TALL + 14, TALL // 2
-
-    def fill(cell: ET.Element) -> None:
-        cell.set("class", "whisker")
-        drawn = picture(cell, WHISKER, height, title)
-        for value in scale.ticks(TICKS):
-            line(drawn, scale.at(value), 0, scale.at(value), height, "grid")
-        line(drawn, scale.at(low), middle, scale.at(high), middle, "reach")
-        for end in (low, high):
-            line(drawn, scale.at(end), middle - 5, scale.at(end), middle + 5, "cap")
-        dot(drawn, scale.at(mean), middle, 3, "mean")
-        if measured is not None:
-            diamond = f"M{scale.at(measured)},{middle + 9} l5,6 l-5,6 l-5,-6 z"
-            add(drawn, "path", name="measured", d=diamond)
-
-    return fill
+    cell.set("class", "whisker")
+    drawn = picture(cell, WHISKER, height, title)
+    for value in scale.ticks(TICKS):
+        line(drawn, scale.at(value), 0, scale.at(value), height, "grid")
+    line(drawn, scale.at(low), middle, scale.at(high), middle, "reach")
+    for end in (low, high):
+        line(drawn, scale.at(end), middle - 5, scale.at(end), middle + 5, "cap")
+    dot(drawn, scale.at(mean), middle, 3, "mean")
+    if measured is not None:
+        diamond = f"M{scale.at(measured)},{middle + 9} l5,6 l-5,6 l-5,-6 z"
+        add(drawn, "path", name="measured", d=diamond)

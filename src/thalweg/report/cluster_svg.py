@@ -52,18 +52,6 @@ class _Row:
         return ROW + (LINE if self.remarks else 0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Tile:
-    """A rack, or several similar ones."""
-
-    name: str
-    rows: Sequence[_Row]
-    uplink: str  # its rates; empty if it is never the bottleneck
-    remark: str  # on the uplink
-    bits: float  # rate of its slower direction
-    description: str
-
-
 def add_cluster(parent: ET.Element, cluster: Cluster) -> None:
     figure = add(parent, "figure")
     caption = draw_tiles(add(figure, "div", name="racks"), cluster)
@@ -93,11 +81,14 @@ def draw_tiles(
     parent: ET.Element, cluster: Cluster, remarks: Mapping[str, str] | None = None
 ) -> list[str]:
     """Draw the racks as pictures side by side; returns the sentences of the caption."""
-    found = _tiles(cluster, remarks or {})
-    fastest = max(tile.bits for tile in found) or 1.0
-    for tile in found[:MAX_TILES]:
-        _draw_tile(parent, tile, fastest, spine=len(cluster.racks) > 1)
-    return list(_caption(cluster, len(found)))
+    median_nic = median(_least(host.nic) for host in cluster.hosts)
+    tiles = _tiles(cluster, median_nic)
+    fastest = max(map(_uplink_bits, tiles)) or 1.0
+    for racks in tiles[:MAX_TILES]:
+        wide = max(THINNEST, WIDEST * _uplink_bits(racks) / fastest)
+        spine = wide if len(cluster.racks) > 1 else None
+        _draw_tile(parent, racks, median_nic, remarks or {}, spine)
+    return list(_caption(cluster, len(tiles)))
 
 
 def cluster_text(cluster: Cluster) -> str:
@@ -118,7 +109,9 @@ def duplex_text(rates: Duplex) -> str:
 
 
 def _caption(cluster: Cluster, tiles: int) -> Iterable[str]:
-    if any("↑" in duplex_text(each) for each in _links(cluster)):
+    nics = [host.nic for host in cluster.hosts]
+    uplinks = [rack.uplink for rack in cluster.racks if rack.uplink is not None]
+    if any("↑" in duplex_text(each) for each in (*nics, *uplinks)):
         yield "↑ is out of the host or rack, ↓ into it."
     if any(rack.uplink is None for rack in cluster.racks) and len(cluster.racks) > 1:
         yield "A dashed uplink is never the bottleneck."
@@ -130,15 +123,10 @@ def _caption(cluster: Cluster, tiles: int) -> Iterable[str]:
     yield f"Latency within a rack: {about(cluster.latency.seconds, 's')}{assumed}."
 
 
-def _links(cluster: Cluster) -> Iterable[Duplex]:
-    yield from (host.nic for host in cluster.hosts)
-    yield from (rack.uplink for rack in cluster.racks if rack.uplink is not None)
-
-
-def _tiles(cluster: Cluster, remarks: Mapping[str, str]) -> list[_Tile]:
-    median_nic = median(_least(host.nic) for host in cluster.hosts)
+def _tiles(cluster: Cluster, median_nic: float) -> list[list[Rack]]:
+    """The racks of each tile: in large clusters those with equal numbers of hosts of each kind."""
     if len(cluster.hosts) <= MAX_DRAWN_HOSTS:
-        return [_tile([rack], median_nic, remarks) for rack in cluster.racks]
+        return [[rack] for rack in cluster.racks]
     uplinks = [_least(rack.uplink) for rack in cluster.racks if rack.uplink is not None]
     median_uplink = median(uplinks) if uplinks else 1.0
 
@@ -147,27 +135,12 @@ def _tiles(cluster: Cluster, remarks: Mapping[str, str]) -> list[_Tile]:
         speed = None if rack.uplink is None else _speed(rack.uplink, median_uplink)
         return speed, frozenset(hosts.items())
 
-    return [_tile(racks, median_nic, remarks) for racks in _alike(cluster.racks, kind)]
+    return _alike(cluster.racks, kind)
 
 
-def _tile(racks: Sequence[Rack], median_nic: float, remarks: Mapping[str, str]) -> _Tile:
-    """The tile of one rack, or of several with equal numbers of hosts of each kind."""
-    hosts = [host for rack in racks for host in rack.hosts]
-    if len(racks) == 1 and len(hosts) <= MAX_TILE_ROWS:
-        groups = [[host] for host in hosts]
-    else:
-        groups = _alike(hosts, lambda host: _kind(host, median_nic))
-        groups.sort(key=lambda group: _least(group[0].nic))
-    rows = [_row(group, median_nic, len(racks), remarks) for group in groups]
-    names = ", ".join(rack.name for rack in racks[:MAX_TILES])
-    return _Tile(
-        name=names if len(racks) == 1 else f"{len(racks)} such racks",
-        rows=rows,
-        uplink=_rates([rack.uplink for rack in racks if rack.uplink is not None]),
-        remark=remarks.get(racks[0].name, "") if len(racks) == 1 else "",
-        bits=min((_least(rack.uplink) for rack in racks if rack.uplink is not None), default=0.0),
-        description=names + (", ..." if len(racks) > MAX_TILES else ""),
-    )
+def _uplink_bits(racks: Sequence[Rack]) -> float:
+    """The lowest rate of these uplinks; 0 if they are never the bottleneck."""
+    return min((_least(rack.uplink) for rack in racks if rack.uplink is not None), default=0.0)
 
 
 def _row(hosts: Sequence[Host], median_nic: float, racks: int, remarks: Mapping[str, str]) -> _Row:
@@ -197,28 +170,46 @@ def _rates(links: Sequence[Duplex]) -> str:
     return "".join(texts)
 
 
-def _draw_tile(parent: ET.Element, tile: _Tile, fastest: float, *, spine: bool) -> None:
-    top = TOP if spine else 2
-    height = top + HEAD + sum(row.height for row in tile.rows) + 8
-    title = f"{tile.description}, uplink {tile.uplink or 'never the bottleneck'}"
-    desc = "; ".join(row.description for row in tile.rows)
-    drawn = picture(parent, TILE, height, title, desc=desc)
-    if spine:
+def _draw_tile(
+    parent: ET.Element,
+    racks: Sequence[Rack],
+    median_nic: float,
+    remarks: Mapping[str, str],
+    cable: float | None,
+) -> None:
+    """Draw one rack, or several similar ones; `cable` is the width of the uplink, if there is a
+    spine."""
+    hosts = [host for rack in racks for host in rack.hosts]
+    if len(racks) == 1 and len(hosts) <= MAX_TILE_ROWS:
+        groups = [[host] for host in hosts]
+    else:
+        groups = _alike(hosts, lambda host: _kind(host, median_nic))
+        groups.sort(key=lambda group: _least(group[0].nic))
+    rows = [_row(group, median_nic, len(racks), remarks) for group in groups]
+    uplink = _rates([rack.uplink for rack in racks if rack.uplink is not None])
+    names = ", ".join(rack.name for rack in racks[:MAX_TILES])
+    more = ", ..." if len(racks) > MAX_TILES else ""
+    top = 2 if cable is None else TOP
+    height = top + HEAD + sum(row.height for row in rows) + 8
+    title = f"{names}{more}, uplink {uplink or 'never the bottleneck'}"
+    drawn = picture(parent, TILE, height, title, desc="; ".join(row.description for row in rows))
+    if cable is not None:
         line(drawn, 0, 4, TILE, 4, "spine")
-        cable = line(drawn, CABLE, 6, CABLE, top, "uplink" if tile.uplink else "uplink free")
-        cable.set("stroke-width", f"{max(THINNEST, WIDEST * tile.bits / fastest):.1f}")
-        words(drawn, CABLE + 14, 34, tile.uplink, "faint")
-        words(drawn, CABLE + 14, 34 + LINE, _fitting(tile.remark, TILE - CABLE - 14), "faint")
+        drawn_cable = line(drawn, CABLE, 6, CABLE, top, "uplink" if uplink else "uplink free")
+        drawn_cable.set("stroke-width", f"{cable:.1f}")
+        remark = remarks.get(racks[0].name, "") if len(racks) == 1 else ""
+        words(drawn, CABLE + 14, 34, uplink, "faint")
+        words(drawn, CABLE + 14, 34 + LINE, _fitting(remark, TILE - CABLE - 14), "faint")
     box(drawn, 4, top, TILE - 8, height - top - 2, "rack")
-    words(drawn, 12, top + 20, _fitting(tile.name, TILE - 24), "letter")
+    name = names if len(racks) == 1 else f"{len(racks)} such racks"
+    words(drawn, 12, top + 20, _fitting(name, TILE - 24), "letter")
     y = top + HEAD
-    for row in tile.rows:
-        name = "slow" if row.slow else ""
-        drawn_host = f"host {name}".strip()
-        outline = box(drawn, 10, y, TILE - 20, row.height - 5, drawn_host)
+    for row in rows:
+        slow = "slow" if row.slow else ""
+        outline = box(drawn, 10, y, TILE - 20, row.height - 5, f"host {slow}".strip())
         tip(outline, row.description)
         for number, text in enumerate((row.name, row.rates, row.remarks), start=1):
-            shade = name or ("faint" if number > 1 else "")
+            shade = slow or ("faint" if number > 1 else "")
             words(drawn, 17, y + LINE * number, _fitting(text, TILE - 34), shade)
         y += row.height
 

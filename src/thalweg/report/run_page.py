@@ -14,7 +14,6 @@ from thalweg.observe.run_report import RankBreakdown, RunReport
 from thalweg.observe.timeline import Aligned, RankTimeline
 from thalweg.report.bars import add_bar, add_legend, add_patterns, draw_bar, parts_text
 from thalweg.report.cluster_svg import cluster_text
-from thalweg.report.heat_map import add_heat_map, computing_beyond, sending_below
 from thalweg.report.page import (
     bullets,
     details,
@@ -25,7 +24,12 @@ from thalweg.report.page import (
     table,
     written,
 )
-from thalweg.report.run_step_times import add_step_times
+from thalweg.report.run_plots import (
+    add_heat_map,
+    add_step_times,
+    computing_beyond,
+    sending_below,
+)
 from thalweg.report.shapes import add
 
 MAX_ACCOUNT_ROWS = 32

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,16 @@ from thalweg.report.trace import mbit
 EVENTS = "events.out.tfevents.*"
 
 
-def scalars(step: StepRecord) -> Iterator[tuple[str, float]]:
-    yield "step/seconds", step.seconds
-    yield "step/computing", step.computing
-    yield "step/exposed", step.exposed
-    yield "step/hidden", step.hidden
-    yield "step/encoding", sum(each.ended - each.began for each in step.encodings)
-    yield "step/waiting", step.settled
-    yield "network/mbit_per_second", mbit(step)
+def scalars(step: StepRecord) -> dict[str, float]:
+    return {
+        "step/seconds": step.seconds,
+        "step/computing": step.computing,
+        "step/exposed": step.exposed,
+        "step/hidden": step.hidden,
+        "step/encoding": sum(each.ended - each.began for each in step.encodings),
+        "step/waiting": step.settled,
+        "network/mbit_per_second": mbit(step),
+    }
 
 
 def write_scalars(folder: Path, run: Timeline) -> None:
@@ -36,7 +37,7 @@ def write_scalars(folder: Path, run: Timeline) -> None:
         try:
             writer = made(str(place))
             for step in run.rank_timelines[rank].steps:
-                for name, value in scalars(step):
+                for name, value in scalars(step).items():
                     writer.add_scalar(name, value, step.step, walltime=step.end)
             writer.close()
         except OSError as reason:

@@ -9,7 +9,7 @@ from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from tests.codes.trees import planted, within_tolerance
-from tests.running import Mail, tree_schedule
+from tests.running import SimulatedTree, tree_schedule
 from thalweg.catalog import default_catalog
 from thalweg.codes import allocate
 from thalweg.errors import LayoutError, UsageError
@@ -77,7 +77,7 @@ def test_a_code_makes_the_same_mean(
         samples=samples, batch=batch, size=workers, seed=0, allocation=allocation
     )
     of_sample = torch.arange(1.0, samples + 1, dtype=torch.float64).sqrt()
-    mail = Mail(allocation, tree_schedule(allocation, 1))
+    simulated = SimulatedTree(allocation, tree_schedule(allocation, 1))
     by_rank = [list(sampler.slices(2, rank)) for rank in range(workers)]
     seen = set()
     for shares in zip(*by_rank, strict=True):
@@ -85,7 +85,7 @@ def test_a_code_makes_the_same_mean(
         sums = {r: of_sample[s.samples] @ s.weights for r, s in enumerate(shares)}
         inputs = {rank: one.reshape(1).numpy() for rank, one in sums.items()}
         late = within_tolerance(allocation, draw)
-        for results in mail.run(inputs, late=late).values():
+        for results in simulated.run(inputs, late=late).values():
             assert results is not None
             [[mean]] = results.arrays
             assert mean == pytest.approx(float(of_sample[whole].mean()), rel=1e-9)

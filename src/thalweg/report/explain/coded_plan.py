@@ -85,6 +85,10 @@ class CodedPlanView:
         above = self.allocation.tree.parents.get(self.allocation.host, TREE_ROOT)
         return None if above == TREE_ROOT else above
 
+    def below(self, node: int) -> int:
+        """The number of workers below a node, at any depth."""
+        return sum(1 + self.below(child) for child in self.allocation.tree.children[node])
+
     def quotas(self, node: int) -> list[Quota]:
         return quotas(self.allocation.tree, node)
 

@@ -7,7 +7,6 @@ parts a line is a worker, and of large trees one branch is shown.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from rich.console import Group as Block
@@ -100,19 +99,13 @@ def _workers(view: CodedPlanView, node: int, everybody: bool) -> list[_TreeRow]:
 
 def _worker(view: CodedPlanView, rank: int, everybody: bool, first: bool) -> _TreeRow:
     line = _TreeRow(str(rank), view.work(rank), "bold")
-    below = sum(1 for _ in _descendants(view, rank))
+    below = view.below(rank)
     if below and (everybody or first):
         line.label += f" + {needs_text(view, rank)}"
         line.below = _workers(view, rank, everybody)
     elif below:
         line.label += f" + {needs_text(view, rank)}, {below} below likewise"
     return line
-
-
-def _descendants(view: CodedPlanView, rank: int) -> Iterator[int]:
-    for child in view.allocation.tree.children[rank]:
-        yield child
-        yield from _descendants(view, child)
 
 
 def _legend(view: CodedPlanView) -> str:

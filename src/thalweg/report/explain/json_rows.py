@@ -6,12 +6,12 @@ a row of kind `worker` has the parts that it computes, or its traffic.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from math import isfinite
 from typing import Any
 
 from thalweg.codes import TREE_ROOT
-from thalweg.report.explain.async_plan import AsyncPlanView
-from thalweg.report.explain.coded_plan import BatchPart, CodedPlanView, RootTraffic
+from thalweg.report.explain.coded_plan import BatchPart, CodedPlanView
 from thalweg.report.explain.groups import Groups
 from thalweg.report.explain.step_view import Explanation, Scene
 
@@ -57,7 +57,13 @@ def settings(explanation: Explanation) -> Entries:
     if explanation.coded is not None:
         common["code"] = _code(explanation.coded)
     if explanation.async_plan is not None:
-        common["mailbox"] = _async_plan(explanation.async_plan)
+        messages = explanation.async_plan
+        common["mailbox"] = {
+            "root": messages.root,
+            "up_bytes": messages.up_nbytes,
+            "down_bytes": messages.down_nbytes,
+            "story": dict(messages.story),
+        }
     return common
 
 
@@ -67,16 +73,10 @@ def _mixing(groups: Groups) -> Entries | None:
     if found is None:
         return None
     return {
-        "connected": found.connected,
-        "gap": found.gap,
-        "sigma_gap": found.sigma_gap,
-        "contraction": found.contraction,
+        **{name: value for name, value in asdict(found).items() if name != "steps_to_little"},
         "steps_to_1e-3": found.steps_to_little,
         "drift": found.drift if isfinite(found.drift) else None,
         "drift_before": found.drift_before if isfinite(found.drift_before) else None,
-        "period": found.period,
-        "looked_at": found.looked_at,
-        "longest_pause": found.longest_pause,
         "crossing": groups.uplink_traffic,
         "racks_in_pairs": groups.pairs,
         "kept_apart": [
@@ -156,7 +156,13 @@ def _code(view: CodedPlanView) -> Entries:
         "root": allocation.host,
         "root_computes": allocation.host in allocation.weights,
         "root_answers": view.root_answers,
-        "root_traffic": _root_traffic(view.at_root) if view.at_root is not None else None,
+        "root_traffic": None
+        if view.at_root is None
+        else {
+            "down": view.at_root.results,
+            "up": view.at_root.answers,
+            "received": view.at_root.received,
+        },
         "layers": [list(layer) for layer in allocation.tree.layers() if layer != (TREE_ROOT,)],
         "batch": view.batch,
         "cells": [str(cut) for cut in allocation.cuts],
@@ -178,10 +184,6 @@ def _code(view: CodedPlanView) -> Entries:
     }
 
 
-def _root_traffic(found: RootTraffic) -> Entries:
-    return {"down": found.results, "up": found.answers, "received": found.received}
-
-
 def _computes(view: CodedPlanView, rank: int) -> Entries:
     allocation = view.allocation
     parent = allocation.tree.parents[rank]
@@ -201,12 +203,3 @@ def _computes(view: CodedPlanView, rank: int) -> Entries:
 
 def _part(part: BatchPart, number: type[int] | type[str]) -> Entries:
     return {"from": number(part.start), "to": number(part.stop), "weight": part.weight}
-
-
-def _async_plan(found: AsyncPlanView) -> Entries:
-    return {
-        "root": found.root,
-        "up_bytes": found.up_nbytes,
-        "down_bytes": found.down_nbytes,
-        "story": dict(found.story),
-    }

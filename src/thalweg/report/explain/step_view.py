@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
+from itertools import chain, zip_longest
 
 from thalweg.catalog import Catalog, Guarantee
 from thalweg.errors import UsageError
@@ -17,7 +19,6 @@ from thalweg.schedules import (
     Arrow,
     Group,
     MoveKind,
-    Schedule,
     SlotTimeline,
     Traffic,
     check,
@@ -100,14 +101,17 @@ def explain(
     view = coded_plan_view(plan, group, batch, catalog) if is_coded(plan, catalog) else None
     if view is None and batch is not None:
         raise UsageError(f"{plan} has no code that distributes samples", "leave --batch out")
+    scenes: tuple[Scene, ...] = ()
+    messages = slowest = None
     if is_async_plan(plan):
-        return _without_rounds(plan, group, workload, step, catalog)
-    compiled = compile_rounds(plan, group, workload, step, catalog)
-    at_once: dict[int, list[Round]] = {}
-    for round_ in compiled:
-        at_once.setdefault(round_.number, []).append(round_)
-    builder = _SceneBuilder(group)
-    scenes = tuple(builder.scene(tuple(rounds)) for rounds in at_once.values())
+        messages = async_plan_view(plan, group, workload, step, catalog)
+    else:
+        scenes = _scenes(compile_rounds(plan, group, workload, step, catalog), group)
+        if view is not None:
+            view = replace(view, at_root=_at_root(view, scenes, workload))
+    if plan.precision is not None:
+        plain = replace(plan, precision=None)
+        slowest = _slowest_link(_traffic(plain, group, workload, step, catalog), group)
     return Explanation(
         plan=plan,
         guarantee=catalog.guarantee(plan),
@@ -115,9 +119,10 @@ def explain(
         workload=workload,
         step=step,
         scenes=scenes,
-        uncompressed_seconds=_uncompressed(plan, group, workload, step, catalog),
-        groups=groups_of(plan, group, catalog),
-        coded=None if view is None else replace(view, at_root=_at_root(view, scenes, workload)),
+        uncompressed_seconds=slowest[1] if slowest else None,
+        groups=groups_of(plan, group, catalog) if messages is None else None,
+        coded=view if messages is None else None,
+        async_plan=messages,
     )
 
 
@@ -141,28 +146,6 @@ def _at_root(
     )
 
 
-def _without_rounds(
-    plan: Plan, group: Group, workload: Workload, step: int, catalog: Catalog
-) -> Explanation:
-    plain = None
-    if plan.precision is not None:
-        uncompressed = async_plan_view(
-            replace(plan, precision=None), group, workload, step, catalog
-        )
-        slowest = _slowest_link(uncompressed.traffic, group)
-        plain = slowest[1] if slowest else None
-    return Explanation(
-        plan=plan,
-        guarantee=catalog.guarantee(plan),
-        group=group,
-        workload=workload,
-        step=step,
-        scenes=(),
-        uncompressed_seconds=plain,
-        async_plan=async_plan_view(plan, group, workload, step, catalog),
-    )
-
-
 def members_text(group: Group) -> str:
     """The number of workers and of racks."""
     workers = counted(group.size, "worker")
@@ -174,49 +157,44 @@ def first_step(plan: Plan) -> int:
     return 0 if plan.cadence.inside else plan.cadence.every - 1
 
 
-class _SceneBuilder:
-    """A builder of scenes, which checks a schedule that several buckets share only once."""
-
-    def __init__(self, group: Group) -> None:
-        self.group = group
-        self.seen: dict[int, tuple[Schedule, SlotTimeline | None, Traffic]] = {}
-
-    def scene(self, at_once: tuple[Round, ...]) -> Scene:
-        looked = [self._look_at(round_.schedule) for round_ in at_once]
-        lines = [line for _, line, _ in looked if line is not None]
-        merged = zip_longest(*(line.slots for line in lines))
-        return Scene(
-            rounds=at_once,
-            slots=tuple(
-                tuple(arrow for arrows in slot if arrows for arrow in arrows) for slot in merged
-            ),
-            sequential_moves=max((line.sequential_moves for line in lines), default=None),
-            traffic=together(found for _, _, found in looked),
-        )
-
-    def _look_at(self, schedule: Schedule) -> tuple[Schedule, SlotTimeline | None, Traffic]:
-        if id(schedule) not in self.seen:
+def _scenes(compiled: Sequence[Round], group: Group) -> tuple[Scene, ...]:
+    """The scenes of these rounds; a schedule that several buckets share is checked only once."""
+    slots: dict[int, SlotTimeline] = {}
+    nbytes: dict[int, Traffic] = {}
+    at_once: defaultdict[int, list[Round]] = defaultdict(list)
+    for round_ in compiled:
+        at_once[round_.number].append(round_)
+        schedule = round_.schedule
+        if id(schedule) not in nbytes:
             check(schedule)
-            drawn = len(schedule.ranks) <= MAX_DRAWN_WORKERS
-            self.seen[id(schedule)] = (
-                schedule,
-                timeline(schedule) if drawn else None,
-                traffic(schedule, self.group.cluster),
-            )
-        return self.seen[id(schedule)]
+            nbytes[id(schedule)] = traffic(schedule, group.cluster)
+            if len(schedule.ranks) <= MAX_DRAWN_WORKERS:
+                slots[id(schedule)] = timeline(schedule)
+    return tuple(_scene(rounds, slots, nbytes) for rounds in at_once.values())
 
 
-def _uncompressed(
-    plan: Plan, group: Group, workload: Workload, step: int, catalog: Catalog
-) -> float | None:
-    """The time of the slowest link without compression; None if the plan has no compressor."""
-    if plan.precision is None:
-        return None
-    plain = compile_rounds(replace(plan, precision=None), group, workload, step, catalog)
-    shared = {id(r.schedule): r.schedule for r in plain}  # by buckets of one size
-    found = {key: traffic(schedule, group.cluster) for key, schedule in shared.items()}
-    slowest = _slowest_link(together(found[id(r.schedule)] for r in plain), group)
-    return slowest[1] if slowest else None
+def _scene(
+    rounds: Sequence[Round], slots: Mapping[int, SlotTimeline], nbytes: Mapping[int, Traffic]
+) -> Scene:
+    keys = [id(round_.schedule) for round_ in rounds]
+    lines = [slots[key] for key in keys if key in slots]
+    merged = zip_longest(*(line.slots for line in lines), fillvalue=())
+    return Scene(
+        rounds=tuple(rounds),
+        slots=tuple(tuple(chain.from_iterable(slot)) for slot in merged),
+        sequential_moves=max((line.sequential_moves for line in lines), default=None),
+        traffic=together(nbytes[key] for key in keys),
+    )
+
+
+def _traffic(plan: Plan, group: Group, workload: Workload, step: int, catalog: Catalog) -> Traffic:
+    """The traffic of a plan whose schedules needn't be checked."""
+    if is_async_plan(plan):
+        return async_plan_view(plan, group, workload, step, catalog).traffic
+    compiled = compile_rounds(plan, group, workload, step, catalog)
+    shared = {id(round_.schedule): round_.schedule for round_ in compiled}  # by equal buckets
+    nbytes = {key: traffic(schedule, group.cluster) for key, schedule in shared.items()}
+    return together(nbytes[id(round_.schedule)] for round_ in compiled)
 
 
 def _slowest_link(found: Traffic, group: Group) -> tuple[Link, float] | None:

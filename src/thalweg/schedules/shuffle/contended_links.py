@@ -99,16 +99,12 @@ def contended_links(
     of delegates isn't changed from the adopted one for a small gain."""
     usual_nic = median(rates.nics.values())
     usual = _inside(group) / usual_nic + busy
-    hosts = {
-        name: _steps(1 / rate, usual)
-        for name, rate in rates.nics.items()
-        if rate < CONTENDED_RATE_RATIO * usual_nic
-    }
+    slow = {n: rate for n, rate in rates.nics.items() if rate < CONTENDED_RATE_RATIO * usual_nic}
     names = _names(group)
     crossing = {name: min(rates.uplinks.get(name, inf), usual_nic) for name in names}
-    racks = _listed(_apart(crossing, usual) if len(names) > 1 else {})
+    racks = _apart(crossing, usual) if len(names) > 1 else ()
     pairs = in_pairs(group, rates, racks, busy, adopted)
-    return ContendedLinks(racks=racks, hosts=_listed(hosts), pairs=pairs)
+    return ContendedLinks(racks=racks, hosts=_paces(slow, usual), pairs=pairs)
 
 
 def in_pairs(
@@ -129,18 +125,17 @@ def _names(group: Group) -> list[str]:
     return [group.cluster.rack(rack[0]).name for rack in group.racks]
 
 
-def _apart(crossing: Mapping[str, float], usual: float) -> dict[str, int]:
+def _apart(crossing: Mapping[str, float], usual: float) -> Paces:
     """The racks that are too slow, by the rates of one exchange through their uplinks."""
     fits = usual / CONTENDED_RATE_RATIO
     middle, whole = median(crossing.values()), _ring(len(crossing))
     slow = {
-        name: _steps(1 / rate, usual)
+        name: rate
         for name, rate in crossing.items()
         if rate < CONTENDED_RATE_RATIO * middle and whole / rate > fits
     }
-    if any(1 / rate > fits for name, rate in crossing.items() if name not in slow):
-        return {name: _steps(1 / rate, usual) for name, rate in crossing.items()}
-    return slow
+    others_are_slow = any(1 / crossing[name] > fits for name in crossing.keys() - slow)
+    return _paces(crossing if others_are_slow else slow, usual)
 
 
 def _ring(members: int) -> float:
@@ -155,10 +150,11 @@ def _inside(group: Group) -> float:
     return max(1.0, median(_ring(max(2, members)) for members in staying))
 
 
-def _steps(seconds: float, usual: float) -> int:
-    needed = seconds / (PAIR_WINDOW_SLACK_FACTOR * usual)
-    return int(min(MAX_WINDOW_STEPS, max(2, 2 ** ceil(log2(max(needed, 1.0))))))
-
-
-def _listed(paces: Mapping[str, int]) -> Paces:
-    return tuple(sorted(paces.items()))
+def _paces(rates: Mapping[str, float], usual: float) -> Paces:
+    """The steps that a pair needs at each of these rates, as a power of two."""
+    given = PAIR_WINDOW_SLACK_FACTOR * usual
+    needed = {name: 1 / rate / given for name, rate in rates.items()}
+    return tuple(
+        (name, int(min(MAX_WINDOW_STEPS, max(2, 2 ** ceil(log2(max(steps, 1.0)))))))
+        for name, steps in sorted(needed.items())
+    )

@@ -51,15 +51,11 @@ def _distances(size: int, step: int, graph: str) -> list[int]:
     return [1 << step % turns] if turns else []
 
 
-def _period(group: Group) -> int:
-    return max(1, (group.size - 1).bit_length())
-
-
 TOPOLOGY = Topology(
     name="gossip",
     summary="everybody averages with neighbours only",
     build=gossip,
-    period=_period,
+    period=lambda group: max(1, (group.size - 1).bit_length()),
     mixes=True,
     parameters={
         "graph": Parameter(

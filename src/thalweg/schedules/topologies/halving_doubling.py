@@ -14,19 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from thalweg.schedules import Group, Move, MoveKind, Program, Schedule, Topology, all_reduce
+from thalweg.schedules import Group, Move, MoveKind, Schedule, Topology, all_reduce
 from thalweg.schedules.chunks import split
 from thalweg.schedules.moves import Span
 
 
 def halving_doubling(group: Group, elements: int, itemsize: int, step: int) -> Schedule:
     stages = group.size.bit_length() - 1
-    return all_reduce(
-        "halving_doubling", group, split(elements, 1 << stages), itemsize, _program(group, stages)
-    )
-
-
-def _program(group: Group, stages: int) -> Program:
     whole = (0, 1 << stages)
     extra = group.size - (1 << stages)
     guests = dict(zip(group.order[0 : 2 * extra : 2], group.order[1 : 2 * extra : 2], strict=True))
@@ -59,7 +53,7 @@ def _program(group: Group, stages: int) -> Program:
         if rank in hosts:
             yield Move(MoveKind.SEND, hosts[rank], *whole)
 
-    return program
+    return all_reduce("halving_doubling", group, split(elements, 1 << stages), itemsize, program)
 
 
 TOPOLOGY = Topology(

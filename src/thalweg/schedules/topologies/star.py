@@ -14,22 +14,18 @@ from thalweg.errors import LayoutError
 from thalweg.schedules import Group, Schedule, Topology, all_reduce
 from thalweg.schedules.chunks import pieces, singles, split
 from thalweg.schedules.programs import down, in_turn, up
-from thalweg.schedules.trees import Tree, over
+from thalweg.schedules.trees import over
 from thalweg.schedules.trees import star as star_shape
 
 
 def star(group: Group, elements: int, itemsize: int, step: int, root: int | None) -> Schedule:
-    tree = _tree(group, root)
-    sizes = split(elements, pieces(group, elements * itemsize, hops=2))
-    spans = singles(0, len(sizes))
-    return all_reduce("star", group, sizes, itemsize, in_turn(up(tree, spans), down(tree, spans)))
-
-
-def _tree(group: Group, root: int | None) -> Tree:
     master = group.best_connected() if root is None else root
     if master not in group.ranks:
         raise LayoutError(f"root {master} is not in the group", f"choose one of {group.ranks}")
-    return over((master, *(rank for rank in group.order if rank != master)), star_shape)
+    tree = over((master, *(rank for rank in group.order if rank != master)), star_shape)
+    sizes = split(elements, pieces(group, elements * itemsize, hops=2))
+    spans = singles(0, len(sizes))
+    return all_reduce("star", group, sizes, itemsize, in_turn(up(tree, spans), down(tree, spans)))
 
 
 TOPOLOGY = Topology(

@@ -43,7 +43,9 @@ def _costs(group: Group, nbytes: int) -> dict[Build, float]:
     each = 2 * (size - 1) / size  # of the data that a member sends, at least
     inside = 2 * (members - 1) / members
     between = 2 * (len(racks) - 1) / len(racks) * uplink
-    across = between if _is_aligned(group) else members * between
+    # Then only the last exchanges of halves are between racks.
+    is_aligned = all(map(_is_power_of_two, map(len, (racks, *racks))))
+    across = between if is_aligned else members * between
     hops = 2 * (size.bit_length() - 1)
     costs: dict[Build, float] = {
         ring: 2 * (size - 1) * hop + each * max(nic, uplink),
@@ -56,11 +58,6 @@ def _costs(group: Group, nbytes: int) -> dict[Build, float]:
         waits = 4 * max(members - 1, len(racks) - 1) * hop
         costs[_IN_RACKS] = waits + max(each * nic, between)
     return costs
-
-
-def _is_aligned(group: Group) -> bool:
-    """True if only the last exchanges of halves are between racks."""
-    return all(map(_is_power_of_two, map(len, (group.racks, *group.racks))))
 
 
 def _is_power_of_two(number: int) -> bool:

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from thalweg.facts import about
 from thalweg.report import tables
-from thalweg.report.loss_plot import as_svg
+from thalweg.report.plots import as_svg
 from thalweg.report.tables import seconds_text
 
 if TYPE_CHECKING:
