@@ -146,7 +146,7 @@ def test_an_evaluation_between_two_steps_changes_nothing() -> None:
     run.run(16)
     run.run(60, rack0=0.25)
     assert [change for _, change, _ in run.changes] == [APART]
-    assert run.judge.decide(run.step, 10 / USUAL) is None
+    assert run.policy.decide(run.step, 10 / USUAL) is None
     run.run(40, rack0=0.25)
     assert [change for _, change, _ in run.changes] == [APART]
 
