@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.compress.simulated import Ranks, compressor, exchange, lay_out, maker, tensors
 from tests.examples import examples
 from thalweg.compress.codec import Array, SummableCodec
-from thalweg.compress.low_rank import orthonormalise
+from thalweg.compress.powersgd import orthonormalise
 from thalweg.errors import NotFinite
 
 SHAPES = [(40, 50), (16, 3, 7, 7), (300, 4), (5, 1000), (2, 3)]

@@ -81,7 +81,7 @@ def late(rank: int, *, at: int, until: int) -> Act:
         tree = run._session.tree
         if run.rank == rank and run.step == at and tree is not None:
             board.wait(lambda: board.furthest(but=rank) >= until)
-            board.wait(lambda: tree.left_behind(at) or tree._relay.newest >= until)
+            board.wait(lambda: tree.left_behind(at) or tree.relay.newest >= until)
 
     return act
 

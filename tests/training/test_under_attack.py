@@ -99,7 +99,7 @@ def besiege(run: Run, transport: TcpTransport, number: int, folder: Path) -> lis
     """At all doors of this rank."""
     sieges = [Siege(transport._wire.endpoint, number, folder)]
     if run._session.tree is not None:
-        post = run._session.tree._relay._messages
+        post = run._session.tree.relay._messages
         sieges.append(Siege(post._endpoint, number, folder, post))
     return sieges
 

@@ -30,7 +30,6 @@ import torch.distributed as dist
 from thalweg.bench.ddp_hooks import DdpHook, OneBucket, ddp_hook_text
 from thalweg.bench.run_everywhere import Deployment, Progress, Report, run_everywhere
 from thalweg.catalog import default_catalog, parse_plan
-from thalweg.compress import arrange
 from thalweg.engine.engine import Engine
 from thalweg.errors import ScheduleError
 from thalweg.facts import Cluster, Size, Workload
@@ -42,7 +41,7 @@ from thalweg.schedules import Content, Group
 from thalweg.steps import travelling, warm_up
 from thalweg.training.buckets import DTYPES, Layout
 from thalweg.training.compiled_steps import CompiledSteps, RankRound, RankStep
-from thalweg.training.exchanges.compressed import CompressedBucket, Compression
+from thalweg.training.exchanges.compressed import Compression
 from thalweg.transports import Transport
 
 ENCRYPTED, PLAIN = f"{TRANSPORT}, encrypted", f"{TRANSPORT}, plain"
@@ -208,9 +207,8 @@ class _PlanCase:
         self.plan = plan
         self.engine = engine
         self.compression = Compression.of(plan)
-        arranged = self.compression.arrange if self.compression else arrange
         tensors = _tensors(travelling(plan, workload))
-        self.layout = Layout.of(tensors, plan.settings.bucket, arranged)
+        self.layout = Layout.of(tensors, plan.settings.bucket, self.compression.arrange)
         self.steps = CompiledSteps(plan, group, self.layout.workload, engine.rank)
 
     def fill(self, repeat: int) -> None:
@@ -245,9 +243,7 @@ class _CompressedCase(_PlanCase):
 
     def __init__(self, plan: Plan, workload: Workload, group: Group, engine: Engine) -> None:
         super().__init__(plan, workload, group, engine)
-        assert self.compression is not None
-        rank, compression = engine.rank, self.compression
-        self.buckets = [CompressedBucket(each, compression, rank) for each in self.layout.buckets]
+        self.buckets = self.compression.buckets(self.layout, engine.rank)
         self.random = torch.Generator().manual_seed(engine.rank)
 
     def fill(self, repeat: int) -> None:
@@ -259,7 +255,7 @@ class _CompressedCase(_PlanCase):
         rank_step = self.at(repeat)
         chains = [
             bucket.chain(rounds, _synchronised_step(self.plan, repeat), number * rank_step.numbers)
-            for index, bucket in enumerate(self.buckets)
+            for index, bucket in self.buckets.items()
             if (rounds := rank_step.of(index))
         ]
         self.engine.run(chains)

@@ -183,17 +183,15 @@ def _capacities(tree: CodedTree) -> dict[int, Fraction]:
     found: dict[int, Fraction] = {}
     for node in reversed(list(tree.top_down())):
         below = [found[child] for child in tree.children[node]]
-        found[node] = 1 + (_reach(tree.codes[node], below) if below else Fraction(0))
+        found[node] = Fraction(1)
+        if below:  # the largest pool of which no child gets more than its capacity
+            code = tree.codes[node]
+            sizes = np.array(_block_sizes(code, below))
+            found[node] += min(
+                capacity / sum(sizes[np.flatnonzero(code.row(member))])
+                for member, capacity in enumerate(below)
+            )
     return found
-
-
-def _reach(code: Code, capacities: Sequence[Fraction]) -> Fraction:
-    """The largest pool of which no child gets more than its capacity."""
-    sizes = _block_sizes(code, capacities)
-    return min(
-        capacity / sum(size for size, weight in zip(sizes, code.row(member), strict=True) if weight)
-        for member, capacity in enumerate(capacities)
-    )
 
 
 def _block_sizes(code: Code, capacities: Sequence[Fraction]) -> list[Fraction]:

@@ -21,7 +21,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from itertools import accumulate
 
 import numpy as np
@@ -48,33 +47,19 @@ class FractionalRepetition:
 
     def row(self, member: int) -> NDArray[np.float64]:
         weights = np.zeros(len(self.teams))
-        weights[self._team(member)] = 1.0
+        weights[bisect_right(list(accumulate(self.teams)), member)] = 1.0
         return weights
 
     def decode(self, arrived: frozenset[int]) -> Mapping[int, float] | None:
         chosen: dict[int, float] = {}
-        start = 0
+        stop = 0
         for size in self.teams:
-            stop = start + size
+            start, stop = stop, stop + size
             first = next((member for member in range(start, stop) if member in arrived), None)
             if first is None:
                 return None
             chosen[first] = 1.0
-            start = stop
         return chosen
-
-    def _team(self, member: int) -> int:
-        return bisect_right(_stops(self.teams), member)
-
-
-@cache
-def _stops(teams: tuple[int, ...]) -> list[int]:
-    return list(accumulate(teams))
-
-
-def team_tree(workers: Sequence[int], fanout: int, stragglers: int) -> CodedTree:
-    refuse_what_does_not_fit(len(workers), fanout, stragglers)
-    return _TeamTreeBuilder(len(workers), fanout, stragglers + 1).branches(workers)
 
 
 @dataclass(eq=False, slots=True)
@@ -92,71 +77,58 @@ class _CellGroup:
             layer = [lower for place in layer for lower in place.below]
 
 
-class _TeamTreeBuilder:
-    """The places for this number of workers, and the number of workers left over."""
-
-    def __init__(self, workers: int, fanout: int, team: int) -> None:
-        self.fanout = fanout
-        self.team = team
-        self.root = _CellGroup(0, 1)
-        self.left = workers
-        while self._fill():
-            pass
-
-    def _fill(self) -> bool:
-        """Add a place: the next in line, or, if there are too few workers for it and no room for
-        them as spare members, the deepest that they suffice for, beyond the fanout."""
-        places = list(self.root.shallowest_first())
-        most = self.fanout // self.team
-        above = next(place for place in places if len(place.below) < most)
-        if above.copies * self.team > self.left:
-            room = sum(
-                place.copies * max(0, self.fanout - self.team * len(place.below))
-                for place in places
-                if place.below
-            )
-            affordable = [p for p in places if p.below and p.copies * self.team <= self.left]
-            if room >= self.left or not affordable:
-                return False
-            above = min(affordable, key=lambda place: (-place.depth, len(place.below)))
-        copies = above.copies * self.team
+def team_tree(workers: Sequence[int], fanout: int, stragglers: int) -> CodedTree:
+    refuse_what_does_not_fit(len(workers), fanout, stragglers)
+    team = stragglers + 1
+    root, left = _CellGroup(0, 1), len(workers)
+    while (above := _next_place(root, left, fanout, team)) is not None:
+        copies = above.copies * team
         above.below.append(_CellGroup(above.depth + 1, copies))
-        self.left -= copies
-        return True
+        left -= copies
+    return _filled(root, workers, team)
 
-    def branches(self, workers: Sequence[int]) -> CodedTree:
-        unplaced = iter(workers)
-        teams: dict[int, list[list[int]]] = {TREE_ROOT: []}  # of every node, place by place
-        filled: dict[_CellGroup, list[int]] = {self.root: [TREE_ROOT]}
-        for place in self.root.shallowest_first():
-            for lower in place.below:
-                filled[lower] = []
-                for node in filled[place]:
-                    members = [next(unplaced) for _ in range(self.team)]
-                    teams |= {member: [] for member in members}
-                    teams[node].append(members)
-                    filled[lower] += members
-        for spare in unplaced:  # to the node with fewest children, in the last layer
-            _, team = min(
-                (
-                    (sum(map(len, own)), team)
-                    for own in teams.values()
-                    for team in own
-                    if not teams[team[0]]
-                ),
-                key=lambda entry: (entry[0], len(entry[1])),
-            )
-            team.append(spare)
-            teams[spare] = []
-        children = {node: tuple(m for team in own for m in team) for node, own in teams.items()}
-        codes = {
-            node: FractionalRepetition(
-                len(children[node]), self.team - 1, tuple(len(team) for team in own)
-            )
-            for node, own in teams.items()
-            if own
-        }
-        return CodedTree(children, codes)
+
+def _next_place(root: _CellGroup, left: int, fanout: int, team: int) -> _CellGroup | None:
+    """The place below which to add another one: the next in line, or, if too few workers are left
+    for it and there is no room for them as spare members, the deepest that they suffice for, beyond
+    the fanout."""
+    places = list(root.shallowest_first())
+    above = next(place for place in places if len(place.below) < fanout // team)
+    if above.copies * team <= left:
+        return above
+    inner = [place for place in places if place.below]
+    room = sum(place.copies * max(0, fanout - team * len(place.below)) for place in inner)
+    affordable = [place for place in inner if place.copies * team <= left]
+    if room >= left or not affordable:
+        return None
+    return min(affordable, key=lambda place: (-place.depth, len(place.below)))
+
+
+def _filled(root: _CellGroup, workers: Sequence[int], team: int) -> CodedTree:
+    """The tree with these workers at its places."""
+    unplaced = iter(workers)
+    teams: dict[int, list[list[int]]] = {TREE_ROOT: []}  # of every node, place by place
+    filled: dict[_CellGroup, list[int]] = {root: [TREE_ROOT]}
+    for place in root.shallowest_first():
+        for lower in place.below:
+            filled[lower] = []
+            for node in filled[place]:
+                members = [next(unplaced) for _ in range(team)]
+                teams |= {member: [] for member in members}
+                teams[node].append(members)
+                filled[lower] += members
+    for spare in unplaced:  # to the node with fewest children, in the last layer
+        last = [(own, some) for own in teams.values() for some in own if not teams[some[0]]]
+        _, smallest = min(last, key=lambda entry: (sum(map(len, entry[0])), len(entry[1])))
+        smallest.append(spare)
+        teams[spare] = []
+    children = {node: tuple(m for some in own for m in some) for node, own in teams.items()}
+    codes = {
+        node: FractionalRepetition(len(children[node]), team - 1, tuple(map(len, own)))
+        for node, own in teams.items()
+        if own
+    }
+    return CodedTree(children, codes)
 
 
 CODE = CodeFamily(

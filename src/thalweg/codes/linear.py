@@ -8,8 +8,7 @@ an s x s system gives the solution that is zero on T: V_T c = -a0_T, a = a0 + V 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from itertools import combinations
 from math import comb
 from random import Random
@@ -26,25 +25,19 @@ MAX_STRAGGLER_SETS = 1000
 DECODE_CACHE_ENTRIES = 4096  # decoding vectors
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class LinearCode:
     """A code whose row i of `matrix` has the weights of the blocks in the answer of child i."""
 
-    members: int
-    stragglers: int
-    matrix: Matrix = field(repr=False, compare=False)
-    teams: tuple[int, ...] = field(default=(), init=False, repr=False)
-    _solutions: dict[frozenset[int], Mapping[int, float]] = field(
-        default_factory=dict, init=False, repr=False
-    )
-    _one: Matrix = field(init=False, repr=False)
-    _null: Matrix = field(init=False, repr=False)
+    teams: tuple[int, ...] = ()
 
-    def __post_init__(self) -> None:
-        ones = np.ones(self.matrix.shape[1])
-        object.__setattr__(self, "_one", np.linalg.lstsq(self.matrix.T, ones, rcond=None)[0])
-        left, _, _ = np.linalg.svd(self.matrix)
-        object.__setattr__(self, "_null", left[:, self.members - self.stragglers :])
+    def __init__(self, members: int, stragglers: int, matrix: Matrix) -> None:
+        self.members = members
+        self.stragglers = stragglers
+        self.matrix = matrix
+        self._one = np.linalg.lstsq(matrix.T, np.ones(matrix.shape[1]), rcond=None)[0]
+        left, _, _ = np.linalg.svd(matrix)
+        self._null = left[:, members - stragglers :]
+        self._solution = lru_cache(DECODE_CACHE_ENTRIES)(self._solve)
 
     def row(self, member: int) -> Matrix:
         row: Matrix = self.matrix[member]
@@ -54,19 +47,13 @@ class LinearCode:
         """The weights of least norm, for all children whose answers have arrived."""
         if len(arrived) < self.members - self.stragglers:
             return None
-        if arrived not in self._solutions:
-            if len(self._solutions) >= DECODE_CACHE_ENTRIES:
-                self._solutions.clear()
-            self._solutions[arrived] = self._solve(arrived)
-        return self._solutions[arrived]
+        return self._solution(arrived)
 
     def _solve(self, arrived: frozenset[int]) -> Mapping[int, float]:
-        late = sorted(set(range(self.members)) - arrived)
+        weights, late = self._one, sorted(set(range(self.members)) - arrived)
         if self.stragglers and late:
             missing = np.linalg.lstsq(self._null[late], -self._one[late], rcond=None)[0]
             weights = self._one + self._null @ missing
-        else:
-            weights = self._one
         return {member: float(weights[member]) for member in sorted(arrived)}
 
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from thalweg.compress.codec import Array, CodecState
+from thalweg.compress.codec import Array, Layout
 from thalweg.compress.compressor import Payload
-from thalweg.compress.low_rank import LowRank, factorizer, factors, orthonormalise
+from thalweg.compress.powersgd import LowRank, factorizer, factors, orthonormalise
 from thalweg.facts import Tensor
 
 
@@ -24,9 +24,9 @@ def sizes(tensors: Sequence[Tensor], step: int, rank: int) -> list[Payload]:
 
 
 class ACPSGD(LowRank):
-    @property
-    def state(self) -> CodecState:
-        return {"left": self.left.by_name, "right": self.right.by_name}
+    def __init__(self, *layout: *Layout, rank: int) -> None:
+        super().__init__(*layout, rank=rank)
+        self.state = {"left": self.left.by_name, "right": self.right.by_name}
 
     def rounds(self, values: Array, out: Array, step: int, *, keep: bool) -> Iterator[Array]:
         odd = step % 2 == 1

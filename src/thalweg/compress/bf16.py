@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from functools import partial
 
-from thalweg.compress.half import Half, half_precision, sizes
+from thalweg.compress.fp16 import Half, half_precision, half_sizes
 
 COMPRESSOR = half_precision(
     name="bf16",
     summary="bfloat16, summed in the all-reduce",
-    sizes=partial(sizes, "bf16"),
+    sizes=partial(half_sizes, "bf16"),
     codec=partial(Half, kind="int16", infinity=0x7F80),
     carries="bfloat16",
 )

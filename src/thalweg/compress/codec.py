@@ -38,14 +38,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from thalweg.compress.arrangement import Segment
-from thalweg.compress.buffers import CODEC_CHUNK_ELEMENTS, aligned, pieces
 from thalweg.errors import NotFinite
 
 Array = NDArray[Any]
 CodecState = Mapping[str, Mapping[str, Array]]
+CODEC_CHUNK_ELEMENTS = 1 << 16  # they stay in the cache between two passes
+CACHE_LINE_BYTES = 64
 
 
 class Kernels(Protocol):
@@ -67,7 +68,8 @@ Layout = tuple[Sequence[Segment], int, Kernels]  # the first arguments of all co
 
 class Codec:
     """A codec for `segments`, at least one, that have `length` elements with their padding;
-    `extents` are the begin and end of each one with its padding."""
+    `extents` are the begin and end of each one with its padding. `state` has the arrays that it
+    keeps from step to step, which may be written to."""
 
     def __init__(self, segments: Sequence[Segment], length: int, kernels: Kernels) -> None:
         self.segments = segments
@@ -75,11 +77,7 @@ class Codec:
         self.kernels = kernels
         starts = [segment.start for segment in segments]
         self.extents = list(zip(starts, [*starts[1:], length], strict=True))
-
-    @property
-    def state(self) -> CodecState:
-        """The state that the codec keeps from step to step; may be written to."""
-        return {}
+        self.state: CodecState = {}
 
     def accumulate(self, gradient: Array, residual: Array) -> None:
         """Add a new gradient to the residual, at once or when the residual is encoded."""
@@ -97,16 +95,11 @@ class SummableCodec(Codec, ABC):
 
 
 class GatheredCodec(Codec, ABC):
-    @property
-    @abstractmethod
-    def nbytes(self) -> int:
-        """The size of one payload in bytes."""
+    """A codec whose payloads have `nbytes` each. `scales`, if there are any, are added over all
+    ranks beside the payload: written by `encode`, read when payloads are decoded."""
 
-    @property
-    def scales(self) -> Array | None:
-        """A vector that is added over all ranks beside the payload: written by `encode`, read when
-        payloads are decoded."""
-        return None
+    nbytes: int
+    scales: Array | None = None
 
     @abstractmethod
     def encode(self, values: Array, payload: Array, step: int, rank: int, *, keep: bool) -> None:
@@ -129,15 +122,12 @@ class ScaledCodec(GatheredCodec):
 
     def __init__(self, *layout: *Layout) -> None:
         super().__init__(*layout)
+        self.nbytes = self.length // self.per_byte + 4 * len(self.segments)
         self._scratch = np.empty(CODEC_CHUNK_ELEMENTS, np.float32)
 
     @abstractmethod
     def unpack(self, packed: Array, scale: float, out: Array) -> None:
         """Set out to the elements in these bytes, times the scale."""
-
-    @property
-    def nbytes(self) -> int:
-        return self.length // self.per_byte + 4 * len(self.segments)
 
     def parts(self, payload: Array) -> tuple[Array, Array]:
         """The bytes of the elements and the scales in a payload."""
@@ -172,6 +162,22 @@ class ShardableCodec(GatheredCodec):
     @abstractmethod
     def decode(self, payload: Array, out: Array) -> None:
         """Decode a payload that is made of such shards."""
+
+
+def pieces(start: int, stop: int, size: int = CODEC_CHUNK_ELEMENTS) -> Iterator[tuple[int, int]]:
+    """The begin and end of consecutive pieces of at most `size`."""
+    for begin in range(start, stop, size):
+        yield begin, min(begin + size, stop)
+
+
+def aligned(elements: int, kind: DTypeLike) -> Array:
+    """An uninitialised vector that starts at a cache line, as torch's do: others take a fifth
+    longer to copy."""
+    nbytes = elements * np.dtype(kind).itemsize
+    raw = np.empty(nbytes + CACHE_LINE_BYTES, np.uint8)
+    start = -raw.ctypes.data % CACHE_LINE_BYTES
+    vector: Array = raw[start : start + nbytes].view(kind)
+    return vector
 
 
 class Feedback:

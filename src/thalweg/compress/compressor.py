@@ -9,11 +9,11 @@ changes.
   can't be mixed with stale contributions.
 - *elementwise*: a shard of the vector can be decoded by itself, so two-shot exchange serves it.
 
-`takes(tensor, **arguments)` is True if compressing a tensor saves bytes; the others are sent
-uncompressed. `unit(**arguments)` is the number of elements that are encoded together: a tensor is
-padded to whole units. `sizes(tensors, step, **arguments)` are the payloads for the tensors that it
-takes, in the order in which they are sent. `codec(segments, length, kernels, **arguments)` encodes
-and decodes (`codec.py`).
+`unit(**arguments)` is the number of elements that are encoded together: a tensor is padded to whole
+units. `sizes(tensors, step, **arguments)` are the payloads for the tensors that it compresses, in
+the order in which they are sent. Those are the tensors of which `takes(tensor, **arguments)` is
+True; without it, the tensors whose payloads save bytes (`pays`). The others are sent uncompressed.
+`codec(segments, length, kernels, **arguments)` encodes and decodes (`codec.py`).
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ class Payload:
 class Compressor:
     name: str
     summary: str
-    takes: Callable[..., bool]
     sizes: Callable[..., list[Payload]]
     codec: Callable[..., Any]
     summable: bool
+    takes: Callable[..., bool] | None = None
     unit: Callable[..., int] = lambda **_: 1
     linear: bool = False
     biased: bool = False
@@ -78,9 +78,17 @@ class Compressor:
         self, tensors: Sequence[Tensor], **arguments: Value
     ) -> tuple[list[Tensor], list[Tensor]]:
         """The tensors to compress, and the ones to send uncompressed."""
-        own = own_arguments(arguments)
-        taken = [tensor for tensor in tensors if self.takes(tensor, **own)]
+        takes, own = self.takes or self._saves_bytes, own_arguments(arguments)
+        taken = [tensor for tensor in tensors if takes(tensor, **own)]
         return taken, [tensor for tensor in tensors if tensor not in taken]
+
+    def _saves_bytes(self, tensor: Tensor, **own: Value) -> bool:
+        """True if the payloads of this tensor, over a period, are smaller than the tensor."""
+        if len(tensor.shape) < 2:
+            return False
+        steps = range(self.period)
+        payloads = (payload for step in steps for payload in self.sizes([tensor], step, **own))
+        return pays(tensor, sum(payload.nbytes for payload in payloads))
 
     def keeps(self, arguments: Mapping[str, Value]) -> bool:
         """True if residuals are kept, where that is sound: not under a code, nor where parameters

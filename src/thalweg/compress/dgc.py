@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from thalweg.compress.buffers import CODEC_CHUNK_ELEMENTS
-from thalweg.compress.codec import Array, CodecState, Layout
+from thalweg.compress.codec import CODEC_CHUNK_ELEMENTS, Array, Layout
 from thalweg.compress.compressor import RATIO, WARMUP
 from thalweg.compress.sparse import Sparse, sparsifier
 from thalweg.declarations import Parameter
@@ -27,10 +26,7 @@ class DGC(Sparse):
         super().__init__(*layout, ratio=ratio)
         self._momentum = np.float32(momentum)
         self._velocity = np.zeros(self.length, np.float32)
-
-    @property
-    def state(self) -> CodecState:
-        return {"velocity": {s.name: self._velocity[s.place] for s in self.segments}}
+        self.state = {"velocity": {s.name: self._velocity[s.place] for s in self.segments}}
 
     def accumulate(self, gradient: Array, residual: Array) -> None:
         for start in range(0, self.length, CODEC_CHUNK_ELEMENTS):

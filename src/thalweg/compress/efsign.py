@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from thalweg.compress.codec import Array, Layout, ScaledCodec
 from thalweg.compress.compressor import WARMUP, Compressor, Payload, units
-from thalweg.compress.sign_bits import SIGN_WORD_ELEMENTS, Signs, takes
+from thalweg.compress.sign import SIGN_WORD_ELEMENTS, Signs
 from thalweg.facts import Tensor
 
 
@@ -39,7 +39,6 @@ class EFSign(ScaledCodec):
 COMPRESSOR = Compressor(
     name="efsign",
     summary="one bit an element and a scale, with error feedback",
-    takes=takes,
     unit=lambda: SIGN_WORD_ELEMENTS,
     sizes=sizes,
     codec=EFSign,

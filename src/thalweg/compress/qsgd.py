@@ -13,10 +13,9 @@ from functools import partial
 from numpy.random import BitGenerator
 
 from thalweg.compress.bit_packing import Rounding
-from thalweg.compress.block_scaling import Blocks, block_quantizer, sizes
-from thalweg.compress.buffers import CODEC_CHUNK_ELEMENTS
-from thalweg.compress.codec import Array, Layout
+from thalweg.compress.codec import CODEC_CHUNK_ELEMENTS, Array, Layout
 from thalweg.compress.compressor import WARMUP
+from thalweg.compress.int8 import Blocks, block_quantizer, block_sizes
 from thalweg.declarations import Parameter
 
 
@@ -35,7 +34,7 @@ class QSGD(Blocks):
 COMPRESSOR = block_quantizer(
     name="qsgd",
     summary="stochastic rounding to a few levels, unbiased",
-    sizes=partial(sizes, "levels and norms"),
+    sizes=partial(block_sizes, "levels and norms"),
     codec=QSGD,
     parameters={
         "bits": Parameter(

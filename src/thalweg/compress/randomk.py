@@ -21,7 +21,6 @@ from thalweg.compress.compressor import (
     Compressor,
     Payload,
     kept_elements,
-    pays,
 )
 from thalweg.compress.generators import generator
 from thalweg.facts import Tensor
@@ -50,17 +49,12 @@ class Strata:
         return places
 
 
-def takes(tensor: Tensor, ratio: float) -> bool:
-    return pays(tensor, 4 * kept_elements(tensor.elements, ratio))
-
-
 def sizes(tensors: Sequence[Tensor], step: int, ratio: float) -> list[Payload]:
     return [Payload("values", sum(kept_elements(t.elements, ratio) for t in tensors), 4)]
 
 
 random_sparsifier = partial(
     Compressor,
-    takes=takes,
     sizes=sizes,
     summable=True,
     linear=True,

@@ -17,18 +17,81 @@ element (the population count of Harley and Seal).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import isfinite
 
 import numpy as np
 
-from thalweg.compress.buffers import CODEC_CHUNK_ELEMENTS, pieces
-from thalweg.compress.codec import Array, CodecState, Layout, ShardableCodec
+from thalweg.compress.arrangement import Segment
+from thalweg.compress.codec import (
+    CODEC_CHUNK_ELEMENTS,
+    Array,
+    Layout,
+    ShardableCodec,
+    pieces,
+    raise_if_not_finite,
+)
 from thalweg.compress.compressor import WARMUP, Compressor, Payload, units
-from thalweg.compress.sign_bits import SIGN_WORD_ELEMENTS, Signs, takes
 from thalweg.declarations import Parameter
 from thalweg.facts import Tensor
 
+SIGN_BIT = np.uint32(0x80000000)
+SIGN_WORD_ELEMENTS = 64  # one word of bits
 VOTE_CHUNK_WORDS = 1 << 12
 EVEN_ELEMENT_BITS = np.uint64(0x5555555555555555)
+
+
+class Signs:
+    """The signs of vectors with these segments, each padded to whole bytes.
+
+    A tensor v is encoded as a sign(v), a = mean|v|: of all multiples of its signs the one nearest
+    to it. A sign is one bit, set where the float's sign bit isn't, so 0 is positive and -0 is not.
+    """
+
+    def __init__(self, segments: Sequence[Segment], extents: Sequence[tuple[int, int]]) -> None:
+        self._segments = segments
+        self._extents = extents
+        self._flags = np.empty(CODEC_CHUNK_ELEMENTS, np.bool_)
+        self._scratch = np.empty(CODEC_CHUNK_ELEMENTS, np.float32)
+        self._ones = np.ones(CODEC_CHUNK_ELEMENTS, np.float32)
+        every = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+        self.of_byte = every.astype(np.float32) * 2 - 1
+
+    def encode(self, values: Array, packed: Array, means: Array) -> None:
+        """Pack the signs, and set `means` to the mean magnitude of each segment; NotFinite if a
+        value isn't finite."""
+        for number, segment in enumerate(self._segments):
+            total = 0.0
+            for begin, end in pieces(*self._extents[number]):
+                piece = values[begin:end]
+                magnitudes = np.abs(piece, out=self._scratch[: len(piece)])
+                with np.errstate(over="ignore"):  # too large a sum for a float32 is infinite
+                    total += float(np.dot(magnitudes, self._ones[: len(piece)]))
+                self.pack(piece, packed[begin // 8 : end // 8])
+            if not isfinite(total):
+                raise_if_not_finite(self._segments, values)
+                total = float(np.abs(values[segment.place]).sum(dtype=np.float64))
+            means[number] = total / segment.elements
+
+    def pack(self, values: Array, packed: Array) -> None:
+        """Pack the signs of at most CODEC_CHUNK_ELEMENTS elements."""
+        flags = self._flags[: len(values)]
+        np.greater_equal(values.view(np.int32), 0, out=flags)
+        packed[:] = np.packbits(flags, bitorder="little")
+
+    def unpack(self, packed: Array, scale: float, out: Array) -> None:
+        """Set out to the signs in whole bytes, times the scale."""
+        scaled = self.of_byte * np.float32(scale)
+        np.take(scaled, packed, axis=0, out=out.reshape(-1, 8), mode="clip")
+
+    def subtract(self, values: Array, scale: float) -> None:
+        """Subtract scale * sign(values) from values, for a scale that isn't negative."""
+        scale_bits = np.float32(scale).view(np.uint32)
+        for begin, end in pieces(0, len(values)):
+            piece, signed = values[begin:end], self._scratch[: end - begin]
+            bits = signed.view(np.uint32)
+            np.bitwise_and(piece.view(np.uint32), SIGN_BIT, out=bits)
+            bits |= scale_bits
+            piece -= signed
 
 
 class VoteCounter:
@@ -36,11 +99,8 @@ class VoteCounter:
 
     def __init__(self, words: int) -> None:
         self._words = words
-        self._planes: list[Array] = []
-        self._carries: list[tuple[Array, Array]] = []  # into each plane: one that waits, one more
-        self._waiting: list[Array | None] = []
-        self._used = 0
-        self._one, self._both, self._casting = (np.empty(words, np.uint64) for _ in range(3))
+        self._buffers: list[Array] = []
+        self._one, self._casting = np.empty(words, np.uint64), np.empty(words, np.uint64)
 
     def majority(self, votes: Sequence[Array], into: Array, step: int) -> None:
         """Set each bit of `into` to that of most votes. Ties give a one for even and a zero for odd
@@ -61,55 +121,35 @@ class VoteCounter:
 
     def counts(self, votes: Sequence[Array]) -> list[Array]:
         """The planes of the counts, lowest first, valid until the next call."""
-        words = len(votes[0])
-        self._used = 0
-        first = self._next_buffer(0)[:words]
-        first[...] = votes[0]
-        for vote in (first, *votes[1:]):
-            self._count(0, vote)
-        k = 0
-        while k < self._used:
-            waiting = self._waiting[k]
-            if waiting is not None:
-                plane, carry = self._planes[k][:words], self._next_buffer(k + 1)[:words]
-                np.bitwise_and(plane, waiting, out=carry)
-                plane ^= waiting
-                self._count(k + 1, carry)
-            k += 1
-        return [plane[:words] for plane in self._planes[: self._used]]
+        words, buffers = len(votes[0]), self._next_buffers()
+        one = self._one[:words]
+        planes = []
+        while votes:  # each is worth 2^k
+            plane, carries = next(buffers)[:words], []
+            plane[...] = votes[0]
+            for first, second in zip(votes[1::2], votes[2::2], strict=False):
+                carry = next(buffers)[:words]
+                np.bitwise_xor(first, second, out=one)
+                np.bitwise_and(one, plane, out=carry)
+                plane ^= one
+                np.bitwise_and(first, second, out=one)
+                carry |= one
+                carries.append(carry)
+            if len(votes) % 2 == 0:
+                carry = next(buffers)[:words]
+                np.bitwise_and(plane, votes[-1], out=carry)
+                plane ^= votes[-1]
+                carries.append(carry)
+            planes.append(plane)
+            votes = carries
+        return planes
 
-    def _count(self, k: int, vote: Array) -> None:
-        """Count a vote that is worth 2^k. The first is the plane already; then two are added at a
-        time."""
-        if k == self._used:
-            self._used += 1
-            self._waiting[k] = None
-            return
-        waiting = self._waiting[k]
-        if waiting is None:
-            self._waiting[k] = vote
-            return
-        words = len(vote)
-        plane, carry = self._planes[k][:words], self._next_buffer(k + 1)[:words]
-        one, both = self._one[:words], self._both[:words]
-        np.bitwise_xor(vote, waiting, out=one)
-        np.bitwise_and(vote, waiting, out=both)
-        np.bitwise_and(one, plane, out=carry)
-        carry |= both
-        plane ^= one
-        self._waiting[k] = None
-        self._count(k + 1, carry)
-
-    def _next_buffer(self, k: int) -> Array:
-        """The buffer for the next vote to count in plane k."""
-        if k == len(self._planes):
-            plane, first, second = (np.empty(self._words, np.uint64) for _ in range(3))
-            self._planes.append(plane)
-            self._carries.append((first, second))
-            self._waiting.append(None)
-        if k == self._used:
-            return self._planes[k]
-        return self._carries[k][0 if self._waiting[k] is None else 1]
+    def _next_buffers(self) -> Iterator[Array]:
+        """All buffers, one after the other, and new ones when these are used up."""
+        yield from self._buffers
+        while True:
+            self._buffers.append(np.empty(self._words, np.uint64))
+            yield self._buffers[-1]
 
 
 def sizes(tensors: Sequence[Tensor], step: int) -> list[Payload]:
@@ -134,31 +174,21 @@ class Sign(ShardableCodec):
         super().__init__(*layout)
         self._signs = Signs(self.segments, self.extents)
         self._counter = VoteCounter(VOTE_CHUNK_WORDS)
-        self._scales = np.zeros(len(self.segments), np.float32)
+        self.scales: Array = np.zeros(len(self.segments), np.float32)
+        self.nbytes = self.length // 8
         self._unvoted = np.zeros(self.length, np.float32)  # takes no memory until it is written
+        self.state = {"vote": {s.name: self._unvoted[s.place] for s in self.segments}}
         self._scratch = np.empty(CODEC_CHUNK_ELEMENTS, np.float32)
         self._vote = np.empty(CODEC_CHUNK_ELEMENTS // SIGN_WORD_ELEMENTS, np.uint64)
         self._keep, self._step = False, 0
 
-    @property
-    def nbytes(self) -> int:
-        return self.length // 8
-
-    @property
-    def scales(self) -> Array:
-        return self._scales
-
-    @property
-    def state(self) -> CodecState:
-        return {"vote": {segment.name: self._unvoted[segment.place] for segment in self.segments}}
-
     def encode(self, values: Array, payload: Array, step: int, rank: int, *, keep: bool) -> None:
         self._keep, self._step = keep, step
-        self._signs.encode(values, payload, self._scales)
+        self._signs.encode(values, payload, self.scales)
 
     def keep_residual(self, values: Array, ranks: int) -> None:
         if self._keep:
-            for segment, scale in zip(self.segments, self._scales, strict=True):
+            for segment, scale in zip(self.segments, self.scales, strict=True):
                 self._signs.subtract(values[segment.place], float(scale) / ranks)
 
     def reduce(
@@ -196,7 +226,7 @@ class Sign(ShardableCodec):
 
     def _parts(self, first: int, last: int) -> Iterator[tuple[float, int, int]]:
         """Pieces of the words from `first` to `last` that have one scale: it, begin and end."""
-        for scale, (start, stop) in zip(self._scales, self.extents, strict=True):
+        for scale, (start, stop) in zip(self.scales, self.extents, strict=True):
             begin = max(first, start // SIGN_WORD_ELEMENTS)
             end = min(last, stop // SIGN_WORD_ELEMENTS)
             for piece in pieces(begin, end, CODEC_CHUNK_ELEMENTS // SIGN_WORD_ELEMENTS):
@@ -225,7 +255,6 @@ def _elements(begin: int, end: int) -> slice:
 COMPRESSOR = Compressor(
     name="sign",
     summary="one bit an element, and a majority vote",
-    takes=takes,
     unit=lambda: SIGN_WORD_ELEMENTS,
     sizes=sizes,
     codec=Sign,

@@ -20,9 +20,8 @@ from math import sqrt
 
 import numpy as np
 
-from thalweg.compress.buffers import CODEC_CHUNK_ELEMENTS
-from thalweg.compress.codec import Array, GatheredCodec, Layout
-from thalweg.compress.compressor import Compressor, Payload, kept_elements, pays
+from thalweg.compress.codec import CODEC_CHUNK_ELEMENTS, Array, GatheredCodec, Layout
+from thalweg.compress.compressor import Compressor, Payload, kept_elements
 from thalweg.compress.generators import generator
 from thalweg.errors import WorkloadError
 from thalweg.facts import Tensor
@@ -123,16 +122,12 @@ def largest_of(magnitudes: Array, k: int) -> Array:
     return mask
 
 
-def takes(tensor: Tensor, ratio: float, **_: object) -> bool:
-    return pays(tensor, 8 * kept_elements(tensor.elements, ratio))
-
-
 def sizes(tensors: Sequence[Tensor], step: int, ratio: float, **_: object) -> list[Payload]:
     k = sum(kept_elements(tensor.elements, ratio) for tensor in tensors)
     return [Payload("values and indices", k, 8)]
 
 
-sparsifier = partial(Compressor, takes=takes, sizes=sizes, summable=False, biased=True)
+sparsifier = partial(Compressor, sizes=sizes, summable=False, biased=True)
 
 
 class Sparse(GatheredCodec):
@@ -147,15 +142,12 @@ class Sparse(GatheredCodec):
             )
         self._counts = [kept_elements(segment.elements, ratio) for segment in self.segments]
         self._chosen = np.empty(sum(self._counts), np.intp)
+        self.nbytes = 8 * len(self._chosen)
         self.selection = Selection(max(segment.elements for segment in self.segments))
 
     @abstractmethod
     def choose(self, values: Array, k: int, source: np.random.Generator) -> Array:
         """The places of at most k elements of a tensor."""
-
-    @property
-    def nbytes(self) -> int:
-        return 8 * len(self._chosen)
 
     def encode(self, values: Array, payload: Array, step: int, rank: int, *, keep: bool) -> None:
         chosen, count = self._chosen, 0

@@ -14,19 +14,21 @@ from math import isfinite, sqrt
 import numpy as np
 
 from thalweg.compress.bit_packing import Rounding, WholeFractions
-from thalweg.compress.block_scaling import MIN_BLOCK_SCALE
-from thalweg.compress.buffers import CODEC_CHUNK_ELEMENTS, pieces
-from thalweg.compress.codec import Array, Layout, ScaledCodec, raise_if_not_finite
-from thalweg.compress.compressor import WARMUP, Compressor, Payload, pays, units
+from thalweg.compress.codec import (
+    CODEC_CHUNK_ELEMENTS,
+    Array,
+    Layout,
+    ScaledCodec,
+    pieces,
+    raise_if_not_finite,
+)
+from thalweg.compress.compressor import WARMUP, Compressor, Payload, units
 from thalweg.compress.generators import ENCODE_PURPOSE, random_bits
+from thalweg.compress.int8 import MIN_BLOCK_SCALE
 from thalweg.facts import Tensor
 
 CLIP_DEVIATIONS = 2.5  # standard deviations
 UNTHREADED_SUM_ELEMENTS = 1 << 13  # BLAS adds the squares of these in one thread
-
-
-def takes(tensor: Tensor) -> bool:
-    return pays(tensor, units(tensor, 4) + 4)
 
 
 def sizes(tensors: Sequence[Tensor], step: int) -> list[Payload]:
@@ -84,7 +86,6 @@ class TernGrad(ScaledCodec):
 COMPRESSOR = Compressor(
     name="terngrad",
     summary="-1, 0 or 1 in two bits, unbiased",
-    takes=takes,
     unit=lambda: 4,
     sizes=sizes,
     codec=TernGrad,

@@ -22,8 +22,7 @@ from thalweg.compress import (
     SummableCodec,
     arrange,
 )
-from thalweg.compress.buffers import aligned
-from thalweg.compress.codec import Array
+from thalweg.compress.codec import Array, aligned
 from thalweg.compress.compressor import own_arguments
 from thalweg.declarations import Value
 from thalweg.engine.arithmetic import TORCH_KERNELS

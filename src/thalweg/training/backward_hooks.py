@@ -50,17 +50,11 @@ class AfterBackward:
     """Calls `call` at the end of the running backward; never, if that fails."""
 
     def __init__(self, call: Callable[[], None]) -> None:
-        callback = _Callback(call)
+        def callback() -> None:
+            call()
+
         self._callback = ref(callback)  # only autograd holds it, and lets go of it on failure
         Variable._execution_engine.queue_callback(callback)
 
     def is_to_come(self) -> bool:
         return self._callback() is not None
-
-
-class _Callback:
-    def __init__(self, call: Callable[[], None]) -> None:
-        self._call = call
-
-    def __call__(self) -> None:
-        self._call()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from thalweg.catalog import default_catalog
-from thalweg.engine.execute import RankProgram, Task
+from thalweg.engine.arithmetic import Arithmetic
+from thalweg.engine.execute import RankProgram, Task, View
 from thalweg.facts import Workload
 from thalweg.plan import Plan
 from thalweg.schedules import Group, Schedule, check
@@ -25,7 +26,13 @@ class RankRound:
     divisor: int  # the number of contributions, by which each is divided: the sum is a mean
 
     def task(
-        self, bucket: FlatBucket, step: int, first_round: int, vector: Array | None = None
+        self,
+        bucket: FlatBucket,
+        step: int,
+        first_round: int,
+        vector: Array | None = None,
+        arithmetic: Arithmetic | None = None,
+        view: View | None = None,
     ) -> Task:
         """The task for the engine, on the bucket's vector or on `vector`. The rounds of this step
         are numbered from `first_round` on."""
@@ -35,7 +42,8 @@ class RankRound:
             step=step,
             round_number=first_round + self.round.number,
             bucket=bucket.index,
-            arithmetic=bucket.arithmetic,
+            arithmetic=arithmetic or bucket.arithmetic,
+            view=view,
         )
 
 

@@ -8,14 +8,16 @@ another number of ranks gets only state whose sum over the ranks counts.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import nn
 
 from thalweg.transports import Array
+
+if TYPE_CHECKING:
+    from thalweg.training.exchanges.compressed import CompressedBucket
 
 RESIDUAL = "residual"  # beside the codec's own state
 SUMMED_STATE_KINDS = (RESIDUAL, "velocity")  # each rank holds a summand
@@ -24,32 +26,7 @@ CompressorState = Mapping[str, Mapping[str, Array]]
 """State that is kept from step to step: by kind, then by parameter."""
 
 
-class StatefulBucket(Protocol):
-    """A bucket whose compressor keeps state."""
-
-    has_more: bool  # it also holds residuals of an earlier plan
-
-    @property
-    def state(self) -> CompressorState:
-        """Views of the state, to be read and written between two steps."""
-
-
-class Stateless:
-    """The state of synchronizers without residuals: none."""
-
-    @property
-    def compressor_state(self) -> CompressorState:
-        return {}
-
-    @property
-    def compressor_state_before(self) -> CompressorState:
-        return {}
-
-    def load_compressor_state(self, state: CompressorState) -> Mapping[str, Array]:
-        return state.get(RESIDUAL, {})
-
-
-def state_views(buckets: Iterable[StatefulBucket]) -> dict[str, dict[str, Array]]:
+def state_views(buckets: Iterable[CompressedBucket]) -> dict[str, dict[str, Array]]:
     """The state of all buckets between steps, by kind, then by parameter."""
     found: dict[str, dict[str, Array]] = {}
     for bucket in buckets:
@@ -58,7 +35,7 @@ def state_views(buckets: Iterable[StatefulBucket]) -> dict[str, dict[str, Array]
     return found
 
 
-def restore_state(state: CompressorState, to: Iterable[StatefulBucket]) -> dict[str, Array]:
+def restore_state(state: CompressorState, to: Iterable[CompressedBucket]) -> dict[str, Array]:
     """Write the state of other buckets into these; returns the residuals that none of them can
     hold."""
     buckets = list(to)
@@ -122,14 +99,14 @@ def add_to_next_gradient(
         if name in parameters and residual.any():
             parameter = parameters[name]
             amount = torch.from_numpy(residual * ranks).view(parameter.shape)
-            _PendingResidual(parameter, amount.to(parameter.device, parameter.dtype))
+            _add_once(parameter, amount.to(parameter.device, parameter.dtype))
 
 
-class _PendingResidual:
-    def __init__(self, parameter: nn.Parameter, amount: torch.Tensor) -> None:
-        register: Callable[[Any], Any] = parameter.register_hook
-        self._hook = register(partial(self._add, amount))
+def _add_once(parameter: nn.Parameter, amount: torch.Tensor) -> None:
+    register: Callable[[Any], Any] = parameter.register_hook
 
-    def _add(self, amount: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-        self._hook.remove()
+    def add(gradient: torch.Tensor) -> torch.Tensor:
+        hook.remove()
         return gradient + amount
+
+    hook = register(add)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
 from statistics import median
@@ -21,6 +21,7 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from thalweg.engine.arrivals import Arrival, Arrivals
+from thalweg.facts import Host, Rack
 from thalweg.members.agreement import Agreement, Json
 from thalweg.members.world import World
 from thalweg.schedules import ContendedLinks, Group, Rates, contended_links
@@ -204,35 +205,33 @@ class LinkRateEstimator:
 
     def add(self, seen: RateSample) -> None:
         cluster = self._group.cluster
-        source, target = cluster.host(seen.source), cluster.host(seen.target)
-        here, there = cluster.rack(seen.source), cluster.rack(seen.target)
-        nics = (
-            [LinkDirection(source.name, "out"), LinkDirection(target.name, "in")]
-            if source is not target
-            else []
-        )
-        uplinks = (
-            [LinkDirection(here.name, "out"), LinkDirection(there.name, "in")]
-            if here is not there
-            else []
-        )
+        nics = _crossed(cluster.host(seen.source), cluster.host(seen.target))
+        uplinks = _crossed(cluster.rack(seen.source), cluster.rack(seen.target))
         slow_hosts, slow_racks = dict(self.contended.hosts), dict(self.contended.racks)
-        crossed = [direction.owner in slow_hosts for direction in nics]
-        crossed += [direction.owner in slow_racks for direction in uplinks]
-        for kind, directions, slow in (
+        crosses_slow = any(link.owner in slow_hosts for link in nics) or any(
+            link.owner in slow_racks for link in uplinks
+        )
+        for kind, links, slow in (
             (self.nics, nics, slow_hosts),
             (self.uplinks, uplinks, slow_racks),
         ):
-            explained = any(crossed) and seen.rate < CONTENDED_RATE_RATIO * kind.median()
-            for direction in directions:
-                if not explained or direction.owner in slow:
-                    kind.add(direction, seen.rate)
+            explained = crosses_slow and seen.rate < CONTENDED_RATE_RATIO * kind.median()
+            for link in links:
+                if not explained or link.owner in slow:
+                    kind.add(link, seen.rate)
 
     def rates(self) -> Rates | None:
         """The rates of all links; None until all hosts were seen."""
         nics = self.nics.best()
         names = {self._group.cluster.host(rank).name for rank in self._group.ranks}
         return None if names - set(nics) else Rates(nics=nics, uplinks=self.uplinks.best())
+
+
+def _crossed(start: Host | Rack, end: Host | Rack) -> list[LinkDirection]:
+    """The directions of links that a path between these crosses; none inside a host or rack."""
+    if start is end:
+        return []
+    return [LinkDirection(start.name, "out"), LinkDirection(end.name, "in")]
 
 
 class ContentionPolicy:
@@ -288,7 +287,7 @@ class ContentionPolicy:
         if wanted == self._proposed:  # or adopted, without another proposal since
             return None
         self._proposed = wanted
-        return wanted, self._reason(wanted, rates.nics, rates.uplinks)
+        return wanted, self._reason(wanted)
 
     def _settled(
         self,
@@ -306,37 +305,29 @@ class ContentionPolicy:
             cooldown = self._cooldown.get(name, COOLDOWN_STEPS) if name in adopted else 0
             rested = step - self._since >= cooldown
             window, before = new.get(name, 1), old.get(name, 1)
-            if window < before and not (rested and self._has_recovered(name, window, kind)):
+            # As fast as the others; or fast enough for a shorter window.
+            recovered = window > 1 or kind.worst(name) >= RECOVERED_RATE_RATIO * kind.median()
+            if window < before and not (rested and recovered):
                 window = before
             if window > 1:
                 settled[name] = window
         return tuple(sorted(settled.items()))
 
-    def _has_recovered(self, name: str, window: int, kind: DirectionRates) -> bool:
-        """True if the link is as fast as the others; or fast enough for a shorter window."""
-        return window > 1 or kind.worst(name) >= RECOVERED_RATE_RATIO * kind.median()
-
-    def _reason(
-        self, wanted: ContendedLinks, nics: Mapping[str, float], uplinks: Mapping[str, float]
-    ) -> str:
+    def _reason(self, wanted: ContendedLinks) -> str:
         reasons = []
-        kinds: list[tuple[str, dict[str, int], dict[str, int], Mapping[str, float], float]] = [
-            ("uplink", dict(wanted.racks), dict(self._adopted.racks), uplinks, _median(uplinks)),
-            ("NIC", dict(wanted.hosts), dict(self._adopted.hosts), nics, _median(nics)),
-        ]
-        for kind, now, before, rates, middle in kinds:
+        for kind, links, slow, adopted in (
+            ("uplink", self._links.uplinks, wanted.racks, self._adopted.racks),
+            ("NIC", self._links.nics, wanted.hosts, self._adopted.hosts),
+        ):
+            rates, now, before = links.best(), dict(slow), dict(adopted)
             for name in sorted(now.keys() | before.keys()):
                 if now.get(name) != before.get(name):
                     rate = _mbit(rates[name]) if name in rates else "an unknown rate"
-                    reasons.append(f"{kind} of {name} at {rate} (median {_mbit(middle)})")
+                    reasons.append(f"{kind} of {name} at {rate} (median {_mbit(links.median())})")
         if wanted.pairs != self._adopted.pairs:
             slower = "takes much longer than inside them" if wanted.pairs else "has become faster"
             reasons.append(f"an exchange between racks {slower}")
         return "; ".join(reasons) or "the last proposal no longer holds"
-
-
-def _median(rates: Mapping[str, float]) -> float:
-    return median(rates.values()) if rates else 0.0
 
 
 def _mbit(rate: float) -> str:

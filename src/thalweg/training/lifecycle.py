@@ -37,14 +37,16 @@ from thalweg.training.compressor_state import (
 from thalweg.training.data.loader import RankLoader
 from thalweg.training.data.position import DataPosition
 from thalweg.training.exchanges.compressed import refuse_second_momentum
-from thalweg.training.exchanges.server import AsynchronousSynchronizer, Ledger
-from thalweg.training.exchanges.tree import CodedSynchronizer, TreeMember
-from thalweg.training.factory import PlanContext, Synchronizer, trainable
+from thalweg.training.exchanges.server import AsynchronousSynchronizer
+from thalweg.training.exchanges.tree import TreeExchange
+from thalweg.training.factory import synchronizer_of, trainable
 from thalweg.training.finite import BadGradients
 from thalweg.training.optimizer_state import optimizer_state_of_all
+from thalweg.training.plan_context import Ledger, PlanContext
 from thalweg.training.shutdown import Shutdown
 from thalweg.training.snapshot import Snapshot, Stateful
 from thalweg.training.state_encoding import map_state
+from thalweg.training.synchronizer import Synchronizer
 
 log = logging.getLogger("thalweg")
 MAX_BARRIERS_PER_STEP = 1000  # exchanges at the store before one step
@@ -114,9 +116,10 @@ class RankSession:
         return self.synchronizer
 
     @property
-    def tree(self) -> TreeMember | None:
+    def tree(self) -> TreeExchange | None:
         """The place of this rank in a coded tree; None under other plans."""
-        return self.synchronizer.tree if isinstance(self.synchronizer, CodedSynchronizer) else None
+        exchange = self.synchronizer.exchange if self.synchronizer is not None else None
+        return exchange if isinstance(exchange, TreeExchange) else None
 
     @property
     def replicas_differ(self) -> bool:
@@ -229,7 +232,7 @@ class RankSession:
         ranks compute the same, they are dropped."""
         self._refuse_what_does_not_suit(self.plan)
         self.data_position.start_checks()
-        self.synchronizer = self.context.synchronizer(self.model, self.optimizer, self.plan)
+        self.synchronizer = synchronizer_of(self.context, self.model, self.optimizer, self.plan)
         self.shutdown.is_spare = waits_for_nobody(self.plan) and not self.is_checkpoint_writer
         allocation = self.tree.allocation if self.tree else None
         if self.data_position.rank_loader is not None:

@@ -38,14 +38,13 @@ from thalweg.training.contention_monitor import CONTENTION_CHANGE, Adjustment, a
 from thalweg.training.data.loader import IsOver
 from thalweg.training.exchanges.native import NativeSynchronizer
 from thalweg.training.exchanges.server import AsynchronousSynchronizer
-from thalweg.training.exchanges.tree import CodedSynchronizer
 from thalweg.training.factory import trainable
 from thalweg.training.finite import ReportedNames, not_finite
 from thalweg.training.lifecycle import RankSession
 from thalweg.training.optimizer_state import has_new_optimizer_state, statistics_of
 from thalweg.training.recovery import Recovery
 from thalweg.training.rendezvous import MembershipChange
-from thalweg.training.sources.gradients import GradientSynchronizer, SteppedSynchronizer
+from thalweg.training.sources.gradients import GradientSynchronizer
 from thalweg.training.sources.parameters import ParameterSynchronizer
 from thalweg.training.step_timer import StepTimer
 
@@ -160,7 +159,7 @@ class Run:
     def arrivals(self) -> Arrivals:
         """The times at which this rank and its peers arrived at each bucket of the last steps."""
         tree = self._session.tree
-        return self._session.engine.arrivals if tree is None else tree.arrivals
+        return self._session.engine.arrivals if tree is None else tree.relay.arrivals
 
     @property
     def late(self) -> Sequence[Straggler]:
@@ -216,7 +215,7 @@ class Run:
         """The time of backward, exposed communication and compression in the last steps of this
         rank. Empty under plans without common steps, and under those that average parameters."""
         synchronizer = self._session.synchronizer
-        return synchronizer.timings if isinstance(synchronizer, SteppedSynchronizer) else ()
+        return tuple(synchronizer.exchange.timings) if synchronizer is not None else ()
 
     @property
     def catching_up(self) -> bool:
@@ -228,8 +227,8 @@ class Run:
     def approximate(self) -> Mapping[int, float]:
         """Under a code with beyond=partial: the steps whose gradient was scaled up from a part of
         the batch, and the size of that part."""
-        synchronizer = self._session.synchronizer
-        return synchronizer.approximate if isinstance(synchronizer, CodedSynchronizer) else {}
+        tree = self._session.tree
+        return {} if tree is None else tree.approximate
 
     # Data
 
@@ -244,7 +243,7 @@ class Run:
 
     def _is_over(self) -> IsOver:
         step, tree = self.step, self._session.tree
-        return lambda number: tree is not None and tree.has(step + number)
+        return lambda number: tree is not None and tree.relay.has(step + number)
 
     def mean(self, losses: torch.Tensor) -> torch.Tensor:
         """The loss to call backward on, from one loss per sample. Its value is the plain mean over
@@ -477,7 +476,7 @@ class Run:
             return session.synchronizer.leave(seconds)
         if session.tree is None:
             return self._recovery.leave(seconds)
-        if session.shutdown.failed or session.tree.is_closed:
+        if session.shutdown.failed or session.tree.relay.is_closed:
             return True  # this rank's state may be that of half a step
         self._position.leave_epoch()
         session.catch_up()

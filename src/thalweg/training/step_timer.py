@@ -106,7 +106,7 @@ class StepTimer:
     def _gradient(self, _: torch.Tensor) -> None:
         if self._end is not None and self._end.is_to_come():
             return
-        self._session.data_position.refuse_unweighed()  # before any gradient is sent
+        self._session.data_position.start_backward()
         self._end = AfterBackward(self._is_through)
         if not self._first:
             self._first = monotonic()

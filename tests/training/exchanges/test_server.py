@@ -21,8 +21,8 @@ from tests.training.fates import awaits
 from tests.training.workers import SECONDS, TIMEOUT, one_value
 from thalweg.launch.supervisor import SendMessage, run_workers
 from thalweg.launch.worker_process import RESTARTS_VARIABLE
-from thalweg.training import Run, attach
-from thalweg.training.factory import PlanContext
+from thalweg.training import Run, attach, lifecycle
+from thalweg.training.plan_context import PlanContext
 
 SIZE, STALENESS, STEPS, EPOCHS = 3, 2, 24, 2
 LOST, AT, BACK = 2, 5, 14  # who is away, from which step on, and where the others wait for it
@@ -145,20 +145,20 @@ def test_one_that_was_killed_is_back_as_another_process(rank: int) -> None:
 
 
 def test_the_root_dies_while_the_others_look_for_its_server() -> None:
-    """It was at a muster, and the process that comes in its place knows nothing of that."""
+    """It was at a rendezvous, and the process that replaces it knows nothing of that."""
     die, wait = befalls(signal.SIGKILL, LOST), awaits(LOST, at=BACK)
-    averager = PlanContext.synchronizer
+    make = lifecycle.synchronizer_of
 
-    def dies_once(setting: PlanContext, *given: Any) -> Any:
-        if setting.world.rank == setting.root == 0 and os.environ[RESTARTS_VARIABLE] == "0":
+    def dies_once(context: PlanContext, *given: Any) -> Any:
+        if context.world.rank == context.root == 0 and os.environ[RESTARTS_VARIABLE] == "0":
             os.kill(os.getpid(), signal.SIGKILL)
-        return averager(setting, *given)
+        return make(context, *given)
 
     def act(run: Run, board: Board) -> None:
         die(run, board)
         wait(run, board, "before")
 
-    with patch.object(PlanContext, "synchronizer", dies_once):
+    with patch.object(lifecycle, "synchronizer_of", dies_once):
         results, acknowledged = trained(act, restart=[LOST, 0])
     counts = one_value(results, "counts")
     assert counts[1] == acknowledged[1]

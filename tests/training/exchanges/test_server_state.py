@@ -1,4 +1,4 @@
-"""The server of asp by its letters alone. All gradients are 1, and the learning rate is the number
+"""The server of asp by its messages alone. All gradients are 1, and the learning rate is the number
 of workers: the parameters themselves tell how many gradients were applied."""
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from torch import nn
 
 from thalweg.facts import Size
 from thalweg.training.buckets import FlatBucket
-from thalweg.training.exchanges.server import Ledger, ServerExchange
+from thalweg.training.exchanges.server import ServerExchange
 from thalweg.training.exchanges.server_state import UNKNOWN_CLOCK, ParameterServer
+from thalweg.training.plan_context import Ledger
 from thalweg.training.sources.gradients import PARTICIPATION_FLAGS, layout_of
 from thalweg.transports.best_effort import BestEffortMessage, MessageKind
 
@@ -26,7 +27,7 @@ PIECES = 3  # of an answer: its head and two buckets
 
 
 class Setup:
-    """A server for a line of one weight and one bias, and the letters of its workers."""
+    """A server for a line of one weight and one bias, and the messages of its workers."""
 
     def __init__(self, workers: int, staleness: int, **options: float) -> None:
         torch.manual_seed(0)
@@ -51,7 +52,7 @@ class Setup:
     def gradient(
         self, worker: int, weight: float = 1.0, bias: float | None = 1.0, number: int | None = None
     ) -> list[BestEffortMessage]:
-        """The letters of a worker's next gradient."""
+        """The messages of a worker's next gradient."""
         self.requests[worker] += 1
         self.gradients[worker] = self.gradients[worker] + 1 if number is None else number
         for bucket in self.layout.buckets:
@@ -101,9 +102,9 @@ class Setup:
 
 def answered(messages: Iterable[BestEffortMessage]) -> list[int]:
     """Who is answered, with all pieces."""
-    told = [message.peer for message in messages if message.kind is MessageKind.RESULT]
-    workers = sorted(set(told))
-    assert sorted(told) == sorted(workers * PIECES)
+    answered = [message.peer for message in messages if message.kind is MessageKind.RESULT]
+    workers = sorted(set(answered))
+    assert sorted(answered) == sorted(workers * PIECES)
     return workers
 
 
@@ -300,11 +301,11 @@ def test_another_server_goes_on_from_what_was_applied() -> None:
     assert setup.server.applied == {0: 1, 1: 2}
 
 
-# Over a way on which letters are lost, doubled and late
+# Over a link on which messages are lost, doubled and late
 
 
-class Rain:
-    """Letters to and from the server, as bad as a way can be."""
+class LossyNetwork:
+    """A network that loses, doubles and delays messages to and from the server."""
 
     def __init__(self, server: ParameterServer, workers: int, seed: int) -> None:
         self._server = server
@@ -315,8 +316,8 @@ class Rain:
         self._thread = Thread(target=self._work, daemon=True)
         self._thread.start()
 
-    def of(self, worker: int) -> Way:
-        return Way(worker, self._up, self._down[worker])
+    def of(self, worker: int) -> LossyLink:
+        return LossyLink(worker, self._up, self._down[worker])
 
     def close(self) -> None:
         self._up.put(None)
@@ -324,34 +325,34 @@ class Rain:
 
     def _work(self) -> None:
         while (message := self._up.get()) is not None:
-            for came in self._fate(message):
+            for came in self._delivered(message):
                 for out in self._server.arrive(came):
-                    for sent in self._fate(out):
+                    for sent in self._delivered(out):
                         self._down[sent.peer].put(sent)
 
-    def _fate(self, letter: BestEffortMessage) -> list[BestEffortMessage]:
-        """What comes now: this letter, none, or one that was sent before to the same side."""
+    def _delivered(self, message: BestEffortMessage) -> list[BestEffortMessage]:
+        """The messages that arrive now: this one, none, or earlier ones to the same side."""
         luck = self._random.random()
-        if letter.kind is MessageKind.LEAVE:
-            return [letter]
+        if message.kind is MessageKind.LEAVE:
+            return [message]
         if luck < 0.1:
             return []
         if luck < 0.2:
-            return [letter, letter]
+            return [message, message]
         if luck < 0.3:
-            self._late.append(letter)
+            self._late.append(message)
             return []
-        down = letter.kind in (MessageKind.RESULT, MessageKind.REQUEST_PARTIAL)
+        down = message.kind in (MessageKind.RESULT, MessageKind.REQUEST_PARTIAL)
         late = [
             one
             for one in self._late
             if (one.kind in (MessageKind.RESULT, MessageKind.REQUEST_PARTIAL)) == down
         ]
         self._late = [one for one in self._late if one not in late]
-        return [letter, *late]
+        return [message, *late]
 
 
-class Way:
+class LossyLink:
     def __init__(
         self,
         worker: int,
@@ -374,16 +375,16 @@ class Way:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_each_gradient_counts_once_whatever_becomes_of_the_letters(seed: int) -> None:
+def test_each_gradient_counts_once_whatever_becomes_of_the_messages(seed: int) -> None:
     workers, steps, staleness = 3, 12, 1
     setup = Setup(workers=workers, staleness=staleness)
-    rain = Rain(setup.server, workers, seed)
+    network = LossyNetwork(setup.server, workers, seed)
     seen: dict[int, list[float]] = {worker: [] for worker in range(workers)}
 
     def train(worker: int) -> None:
         layout, ledger = layout_of(setup.parameters, BUCKET), Ledger()
         requests = ServerExchange(
-            rain.of(worker), 0, worker, layout, ledger, lambda: None, 60.0, patience=0.004
+            network.of(worker), 0, worker, layout, ledger, lambda: None, 60.0, patience=0.004
         )
 
         def fill(bucket: FlatBucket) -> None:
@@ -395,7 +396,8 @@ def test_each_gradient_counts_once_whatever_becomes_of_the_letters(seed: int) ->
         for step in range(1, steps + 1):
             requests.begin()
             for bucket in layout.buckets:
-                requests.send(bucket, lambda factor, presence=1.0, b=bucket: fill(b))
+                fill(bucket)
+                requests.send(bucket, is_finite=True)
             requests.finish()
             values = {
                 float(v)
@@ -415,6 +417,6 @@ def test_each_gradient_counts_once_whatever_becomes_of_the_letters(seed: int) ->
         thread.start()
     for thread in threads:
         thread.join()
-    rain.close()
+    network.close()
     assert all(len(of_one) == steps and of_one == sorted(of_one) for of_one in seen.values())
     assert setup.applied == workers * steps

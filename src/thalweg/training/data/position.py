@@ -65,6 +65,11 @@ class DataPosition:
     def _note_weighed(self, _: torch.Tensor) -> None:
         self.weighed = self._weighs = True
 
+    def start_backward(self) -> None:
+        """The first gradient of a backward is ready, and nothing was sent yet."""
+        self.computed = True
+        self.refuse_unweighed()
+
     def refuse_unweighed(self, *, through: bool = False) -> None:
         """Refuse a loss that isn't run.mean's, whose gradient would differ from the batch's: before
         anything is sent if run.mean wasn't called, and once backward is `through` if its result was

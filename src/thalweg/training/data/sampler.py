@@ -67,7 +67,8 @@ class BatchSampler:
 
     def __len__(self) -> int:
         whole, rest = divmod(self.samples, self.batch)
-        return whole + self._suffices(rest)
+        fits = self.allocation is None or self.allocation.suffices(rest)
+        return whole + (rest >= self.size and fits)  # whether the rest suffices for all ranks
 
     @property
     def why_weighed(self) -> str:
@@ -94,11 +95,6 @@ class BatchSampler:
         for place in places:
             seed = (seed * SEED_PRIME + place) % TORCH_SEED_COUNT
         return torch.Generator().manual_seed(seed)
-
-    def _suffices(self, samples: int) -> bool:
-        """True if these samples suffice for all ranks."""
-        fits = self.allocation is None or self.allocation.suffices(samples)
-        return samples >= self.size and fits
 
     def _slice(self, batch: torch.Tensor, rank: int) -> BatchSlice:
         if self.allocation is None:

@@ -13,9 +13,11 @@ payloads, are sent along with the first round.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
 from itertools import accumulate, pairwise
+from math import inf
 
 import numpy as np
 import torch
@@ -33,7 +35,7 @@ from thalweg.compress import (
 )
 from thalweg.compress.compressor import own_arguments
 from thalweg.declarations import Value
-from thalweg.engine.arithmetic import TORCH_KERNELS, arithmetic_of
+from thalweg.engine.arithmetic import NUMPY, TORCH_KERNELS, Arithmetic, arithmetic_of
 from thalweg.engine.engine import Chain
 from thalweg.engine.execute import Task, View
 from thalweg.errors import NotFinite, PlanError
@@ -42,7 +44,7 @@ from thalweg.plan import Plan
 from thalweg.redundancy import is_relayed
 from thalweg.schedules.chunks import split
 from thalweg.steps import RACK_SUM_PAYLOAD, RESULT_PAYLOAD
-from thalweg.training.buckets import FlatBucket
+from thalweg.training.buckets import FlatBucket, Layout
 from thalweg.training.compiled_steps import RankRound
 from thalweg.training.compressor_state import RESIDUAL, VOTE, CompressorState
 from thalweg.transports import Array
@@ -52,17 +54,17 @@ EXACT_PAYLOAD = "exact"  # the payload of uncompressed tensors
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compression:
-    """The compressor of a plan, with its arguments and the use of residuals."""
+    """The compressor of a plan, None without one, with its arguments and the use of residuals."""
 
-    compressor: Compressor
-    arguments: Mapping[str, Value]
-    keeps: bool  # the residual is kept for the next step
-    restores: bool  # the residual is added back at once
+    compressor: Compressor | None = None
+    arguments: Mapping[str, Value] = field(default_factory=dict)
+    keeps: bool = False  # the residual is kept for the next step
+    restores: bool = False  # the residual is added back at once
 
     @classmethod
-    def of(cls, plan: Plan) -> Compression | None:
+    def of(cls, plan: Plan) -> Compression:
         if plan.precision is None:
-            return None
+            return cls()
         compressor = default_catalog().compressors.get(plan.precision.name)
         if compressor is None:
             raise PlanError(
@@ -78,38 +80,46 @@ class Compression:
             restores=plan.averages_parameters,
         )
 
+    @property
+    def largest(self) -> float:
+        """The largest magnitude that a payload can hold."""
+        return inf if self.compressor is None else self.compressor.largest
+
     def arrange(self, tensors: Sequence[Tensor]) -> Arrangement:
         return arrange(tensors, self.compressor, self.arguments)
 
-    def codec(self, arrangement: Arrangement) -> Codec | None:
-        """The codec of a bucket; None if nothing in it is compressed."""
-        if not arrangement.compressed:
-            return None
-        codec: Codec = self.compressor.codec(
-            arrangement.compressed,
-            arrangement.length,
-            TORCH_KERNELS,
-            **own_arguments(self.arguments),
-        )
-        return codec
+    def buckets(self, layout: Layout, rank: int) -> dict[int, CompressedBucket]:
+        """The buckets of a layout with their codecs on this rank; none without a compressor."""
+        if self.compressor is None:
+            return {}
+        return {b.index: CompressedBucket(b, self, self.compressor, rank) for b in layout.buckets}
 
 
 class CompressedBucket:
-    """A bucket with its codec and, between steps, its state. `rank` is this rank."""
+    """A bucket with its codec (None if nothing in it is compressed) and, between steps, its state.
+    `rank` is this rank."""
 
-    def __init__(self, bucket: FlatBucket, compression: Compression, rank: int) -> None:
-        self.codec = compression.codec(bucket.arrangement)
+    def __init__(
+        self, bucket: FlatBucket, compression: Compression, compressor: Compressor, rank: int
+    ) -> None:
+        self.codec: Codec | None = None
+        length = bucket.arrangement.length
+        if bucket.arrangement.compressed:
+            arguments = own_arguments(compression.arguments)
+            self.codec = compressor.codec(
+                bucket.arrangement.compressed, length, TORCH_KERNELS, **arguments
+            )
         self._bucket = bucket
         self._rank = rank
-        self.carries = getattr(torch, compression.compressor.carries)
-        length = bucket.arrangement.length
+        self.sum_arithmetic = arithmetic_of(getattr(torch, compressor.carries))
         self._values = bucket.flat[:length]
         is_float = bucket.flat.dtype is torch.float32
         self._out: Array = bucket.vector[:length] if is_float else np.empty(length, np.float32)
         keeps = self.codec is not None and compression.keeps
         self._feedback = Feedback(self.codec) if keeps and self.codec is not None else None
         self._residual = np.empty(length, np.float32) if compression.restores else None
-        self._buffers = _Buffers()
+        # Payloads are allocated on first use: groups may differ from step to step.
+        self._buffer = cache(lambda purpose, nbytes: np.empty(nbytes, np.uint8))
         self.has_more = False  # it also holds residuals of an earlier plan
 
     @property
@@ -127,39 +137,41 @@ class CompressedBucket:
 
     def chain(self, rank_rounds: Sequence[RankRound], step: int, first_round: int) -> Chain:
         """The rounds that turn the bucket's contribution into the sum of all."""
-
-        def whole(rank_round: RankRound) -> list[Task]:
-            return [rank_round.task(self._bucket, step, first_round)]
-
-        inside = {one.round.payload.name: one for one in rank_rounds}
-        in_rack = (RACK_SUM_PAYLOAD, RESULT_PAYLOAD)
-        between = [one for one in rank_rounds if one.round.payload.name not in in_rack]
-        if RACK_SUM_PAYLOAD in inside:
+        by_name = {one.round.payload.name: one for one in rank_rounds}
+        before, after = by_name.pop(RACK_SUM_PAYLOAD, None), by_name.pop(RESULT_PAYLOAD, None)
+        between = [one for one in rank_rounds if one.round.payload.name in by_name]
+        if before is not None:
             if not between and self.has_more:
                 self._add_residual()
-            yield whole(inside[RACK_SUM_PAYLOAD])
+            yield [before.task(self._bucket, step, first_round)]
         if any(not one.round.payload.exact for one in between):
             yield from self._compressed(between, step, first_round)
         elif between:  # nothing in this bucket is compressed, at least not yet
-            yield whole(between[0])
-        if RESULT_PAYLOAD in inside:
-            yield whole(inside[RESULT_PAYLOAD])
+            yield [between[0].task(self._bucket, step, first_round)]
+        if after is not None:
+            yield [after.task(self._bucket, step, first_round)]
 
     def _compressed(self, rank_rounds: Sequence[RankRound], step: int, first_round: int) -> Chain:
-        assert self.codec is not None
         out = self.load()
         try:
             transfer = _BucketTransfer(
                 bucket=self._bucket,
                 rank=self._rank,
-                rounds=rank_rounds,
+                rounds=[one for one in rank_rounds if not one.round.payload.exact],
+                uncompressed=[one for one in rank_rounds if one.round.payload.exact],
                 step=step,
                 first_round=first_round,
-                values=self.to_encode(out),
+                values=self._to_encode(out),
                 out=out,
-                carries=self.carries,
+                buffer=self._buffer,
             )
-            yield from _exchange(self.codec, transfer, self._buffers)
+            if isinstance(self.codec, SummableCodec):
+                yield from transfer.summed(self.codec, self.sum_arithmetic)
+            elif isinstance(self.codec, ShardableCodec) and len(transfer.rounds) > 1:
+                yield from transfer.in_two_shots(self.codec)
+            else:
+                assert isinstance(self.codec, GatheredCodec)
+                yield from transfer.gathered(self.codec)
         except NotFinite as error:
             raise NotFinite(error.names, f" on rank {self._rank} at step {step}") from None
         if self._residual is not None:
@@ -188,7 +200,7 @@ class CompressedBucket:
         if self._out.base is None:
             self._values.copy_(torch.from_numpy(self._out))
 
-    def to_encode(self, out: Array) -> Array:
+    def _to_encode(self, out: Array) -> Array:
         """The vector to encode: a copy where the residual is needed."""
         if self._feedback is not None:
             return self._feedback.add(out)
@@ -213,154 +225,91 @@ def refuse_second_momentum(plan: Plan, optimizer: torch.optim.Optimizer) -> None
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _BucketTransfer:
     """One bucket at one step. `values` are encoded, `out` is to hold the result; they are one
-    vector if no residual is kept."""
+    vector if no residual is kept. `buffer` gives buffers by purpose and size."""
 
     bucket: FlatBucket
     rank: int
-    rounds: Sequence[RankRound]
+    rounds: Sequence[RankRound]  # of payloads
+    uncompressed: Sequence[RankRound]
     step: int
     first_round: int
     values: Array
     out: Array
-    carries: torch.dtype
+    buffer: Callable[[str, int], Array]
 
     @property
     def keep(self) -> bool:
         return self.values is not self.out
 
-    @property
-    def payload_rounds(self) -> list[RankRound]:
-        """The rounds of payloads, without those of uncompressed tensors."""
-        return [rank_round for rank_round in self.rounds if not rank_round.round.payload.exact]
+    def task(
+        self,
+        rank_round: RankRound,
+        vector: Array,
+        arithmetic: Arithmetic = NUMPY,
+        view: View | None = None,
+    ) -> Task:
+        return rank_round.task(self.bucket, self.step, self.first_round, vector, arithmetic, view)
 
     def uncompressed_tasks(self, scales: Array | None) -> list[Task]:
-        rest = self.bucket.vector[self.bucket.arrangement.length :]
-        vectors = {EXACT_PAYLOAD: (rest, self.bucket.flat.dtype), "scales": (scales, torch.float32)}
         tasks = []
-        for rank_round in self.rounds:
-            if rank_round.round.payload.exact:
-                vector, dtype = vectors[rank_round.round.payload.name]
-                assert vector is not None
-                tasks.append(self.task(rank_round, vector, dtype))
+        for rank_round in self.uncompressed:
+            if rank_round.round.payload.name == EXACT_PAYLOAD:
+                rest = self.bucket.vector[self.bucket.arrangement.length :]
+                tasks.append(self.task(rank_round, rest, self.bucket.arithmetic))
+            else:
+                assert scales is not None
+                tasks.append(self.task(rank_round, scales))
         return tasks
 
-    def task(
-        self, rank_round: RankRound, vector: Array, dtype: torch.dtype, view: View | None = None
-    ) -> Task:
-        return Task(
-            program=rank_round.program,
-            vector=vector,
-            step=self.step,
-            round_number=self.first_round + rank_round.round.number,
-            bucket=self.bucket.index,
-            arithmetic=arithmetic_of(dtype),
-            view=view,
-        )
+    def summed(self, codec: SummableCodec, arithmetic: Arithmetic) -> Chain:
+        payloads = codec.rounds(self.values, self.out, self.step, keep=self.keep)
+        others = self.uncompressed_tasks(None)
+        for rank_round, payload in zip(self.rounds, payloads, strict=False):
+            yield [self.task(rank_round, payload, arithmetic), *others]
+            others = []
+        for _ in payloads:  # the codec continues after the last round
+            raise AssertionError("the codec has more rounds than it declares")
 
+    def gathered(self, codec: GatheredCodec) -> Chain:
+        [rank_round] = self.rounds
+        order = rank_round.round.group.order
+        everything = self.buffer("all", codec.nbytes * len(order))
+        rows = everything.reshape(len(order), -1)
+        self._encode(codec, rows[order.index(self.rank)])
+        whole = self.task(rank_round, _items(everything, rank_round))
+        yield [whole, *self.uncompressed_tasks(codec.scales)]
+        if self.keep:
+            codec.keep_residual(self.values, len(order))
+        codec.add_up(list(rows), self.out)
 
-class _Buffers:
-    """Buffers for payloads, allocated on first use: groups may differ from step to step."""
+    def in_two_shots(self, codec: ShardableCodec) -> Chain:
+        first, second = self.rounds
+        order, itemsize = first.round.group.order, first.round.payload.itemsize
+        members, position = len(order), order.index(self.rank)
+        encoded = self.buffer("own", codec.nbytes)
+        self._encode(codec, encoded)
+        sizes = [units * itemsize for units in split(first.round.payload.elements, members)]
+        places = [slice(*ends) for ends in pairwise(accumulate(sizes, initial=0))]
+        inbox = self.buffer("inbox", members * sizes[position])
+        shards: list[Array] = list(inbox.reshape(members, -1))  # of all members, for this rank
+        shards[position] = encoded[places[position]]
 
-    def __init__(self) -> None:
-        self._kept: dict[tuple[str, int], Array] = {}
+        def view(start: int, stop: int) -> Array:
+            """The j-th shard of the i-th member, which is chunk i N + j."""
+            sender, receiver = divmod(start, members)
+            return encoded[places[receiver]] if sender == position else shards[sender]
 
-    def of(self, purpose: str, nbytes: int) -> Array:
-        key = purpose, nbytes
-        if key not in self._kept:
-            self._kept[key] = np.empty(nbytes, np.uint8)
-        return self._kept[key]
+        yield [self.task(first, inbox, view=view), *self.uncompressed_tasks(codec.scales)]
+        if self.keep:
+            codec.keep_residual(self.values, members)
+        result = self.buffer("result", codec.nbytes)
+        own = places[position]
+        codec.reduce(shards, result[own], own.start // itemsize, self.step, self.rank)
+        yield [self.task(second, _items(result, second))]
+        codec.decode(result, self.out)
 
-
-def _exchange(codec: Codec, transfer: _BucketTransfer, buffers: _Buffers) -> Chain:
-    if isinstance(codec, SummableCodec):
-        yield from _summed(codec, transfer)
-    elif isinstance(codec, ShardableCodec) and len(transfer.payload_rounds) > 1:
-        yield from _in_two_shots(codec, transfer, buffers)
-    else:
-        assert isinstance(codec, GatheredCodec)
-        yield from _gathered(codec, transfer, buffers)
-
-
-def _summed(codec: SummableCodec, transfer: _BucketTransfer) -> Chain:
-    payloads = codec.rounds(transfer.values, transfer.out, transfer.step, keep=transfer.keep)
-    others = transfer.uncompressed_tasks(None)
-    for rank_round, payload in zip(transfer.payload_rounds, payloads, strict=False):
-        yield [transfer.task(rank_round, payload, transfer.carries), *others]
-        others = []
-    for _ in payloads:  # the codec continues after the last round
-        raise AssertionError("the codec has more rounds than it declares")
-
-
-def _gathered(codec: GatheredCodec, transfer: _BucketTransfer, buffers: _Buffers) -> Chain:
-    [rank_round] = transfer.payload_rounds
-    order = rank_round.round.group.order
-    everything = buffers.of("all", codec.nbytes * len(order))
-    rows = everything.reshape(len(order), -1)
-    codec.encode(
-        transfer.values,
-        rows[order.index(transfer.rank)],
-        transfer.step,
-        transfer.rank,
-        keep=transfer.keep,
-    )
-    whole = transfer.task(rank_round, _items(everything, rank_round), torch.uint8)
-    yield [whole, *transfer.uncompressed_tasks(codec.scales)]
-    if transfer.keep:
-        codec.keep_residual(transfer.values, len(order))
-    codec.add_up(list(rows), transfer.out)
-
-
-def _in_two_shots(codec: ShardableCodec, transfer: _BucketTransfer, buffers: _Buffers) -> Chain:
-    first, second = transfer.payload_rounds
-    order = first.round.group.order
-    position = order.index(transfer.rank)
-    own = buffers.of("own", codec.nbytes)
-    codec.encode(transfer.values, own, transfer.step, transfer.rank, keep=transfer.keep)
-    shots = _Shots(own, first, position, buffers)
-    yield [
-        transfer.task(first, shots.inbox, torch.uint8, shots.view),
-        *transfer.uncompressed_tasks(codec.scales),
-    ]
-    if transfer.keep:
-        codec.keep_residual(transfer.values, len(order))
-    result = buffers.of("result", codec.nbytes)
-    start, stop = shots.bounds[position]
-    codec.reduce(
-        shots.arrived(),
-        result[start:stop],
-        start // first.round.payload.itemsize,
-        transfer.step,
-        transfer.rank,
-    )
-    yield [transfer.task(second, _items(result, second), torch.uint8)]
-    codec.decode(result, transfer.out)
-
-
-class _Shots:
-    """The shards of the first shot: chunk i N + j is the j-th of the i-th member."""
-
-    def __init__(self, own: Array, rank_round: RankRound, position: int, buffers: _Buffers) -> None:
-        self._members = rank_round.round.group.size
-        self._position = position
-        self._own = own
-        payload = rank_round.round.payload
-        sizes = [units * payload.itemsize for units in split(payload.elements, self._members)]
-        self.bounds = list(pairwise(accumulate(sizes, initial=0)))
-        start, end = self.bounds[position]
-        self.inbox = buffers.of("inbox", self._members * (end - start))
-        self._rows = self.inbox.reshape(self._members, -1)
-
-    def view(self, start: int, stop: int) -> Array:
-        sender, receiver = divmod(start, self._members)
-        if sender == self._position:
-            return self._own[slice(*self.bounds[receiver])]
-        row: Array = self._rows[sender]
-        return row
-
-    def arrived(self) -> list[Array]:
-        """The shards of all members for this rank, including its own."""
-        own = self._own[slice(*self.bounds[self._position])]
-        return [own if i == self._position else row for i, row in enumerate(self._rows)]
+    def _encode(self, codec: GatheredCodec, payload: Array) -> None:
+        codec.encode(self.values, payload, self.step, self.rank, keep=self.keep)
 
 
 def _items(buffer: Array, rank_round: RankRound) -> Array:

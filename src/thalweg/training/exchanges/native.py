@@ -11,87 +11,125 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
+from threading import Event, Lock, Thread
 from time import monotonic, sleep
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
-from thalweg.compress import arrange
-from thalweg.engine.collectives import RoundCounter
-from thalweg.engine.engine import Chain, Engine
-from thalweg.engine.execute import Task
+from thalweg.engine.engine import Chain
 from thalweg.errors import NotFinite, RunError
 from thalweg.facts import Size, Tensor
-from thalweg.members.membership import Membership
 from thalweg.plan import Plan, Settings
 from thalweg.schedules import Group
 from thalweg.training.backward_hooks import AfterBackward, Hook
 from thalweg.training.buckets import DTYPES, Layout, scaled_into
-from thalweg.training.compiled_steps import CompiledSteps
 from thalweg.training.compressor_state import (
     RESIDUAL,
     CompressorState,
-    Stateless,
     restore_state,
     state_views,
     summable_state,
 )
-from thalweg.training.exchanges.compressed import CompressedBucket, Compression
-from thalweg.training.exchanges.pending_reductions import PendingReductions
+from thalweg.training.exchanges.compressed import Compression
+from thalweg.training.exchanges.rounds import BucketRounds
 from thalweg.training.finite import is_finite, not_finite
+from thalweg.training.plan_context import PlanContext
+from thalweg.training.synchronizer import Synchronizer
 from thalweg.transports import Array
 
 EVICTION_WAIT_SECONDS = 30.0  # for the failed rank to be detected
 EVICTION_POLL_SECONDS = 0.02
+REDUCTION_POLL_SECONDS = 0.1
+Reduced = torch.futures.Future[Any]
 
 
-class GradBucket(Protocol):
-    """The part of torch's GradBucket that is used here."""
-
-    def index(self) -> int: ...
-
-    def buffer(self) -> torch.Tensor: ...
-
-    def gradients(self) -> list[torch.Tensor]: ...
-
-    def parameters(self) -> list[torch.Tensor]: ...
-
-
-ReportBadGradients = Callable[[Sequence[str]], None]
-"""Called with the names of parameters whose gradient on this rank is not finite."""
-
-
-def _bad_in(bucket: GradBucket, names: Mapping[int, str], report: ReportBadGradients) -> list[str]:
+def _bad_in(bucket: GradBucket, names: Mapping[int, str], context: PlanContext) -> list[str]:
     """The parameters whose gradients are not finite; they are reported before anything is sent."""
     if is_finite(bucket.buffer()):
         return []
     pairs = zip(bucket.parameters(), bucket.gradients(), strict=True)
     bad = not_finite({names[id(parameter)]: gradient for parameter, gradient in pairs})
     if bad:
-        report(bad)
+        context.bad_gradients.report(bad)
     return bad
 
 
-class NativeSynchronizer(Stateless):
+class PendingReductions:
+    """Torch's own all-reduces under way, which a rendezvous can interrupt: `gives_up` is polled,
+    and True aborts them.
+
+    Gloo raises if a peer dies, and waits for its timeout if one hangs. Neither reaches DDP here: an
+    all-reduce that fails, or is aborted, looks as if it had completed, and `broken` holds the
+    reason. Its buffer is undefined then, and Gloo may still write into it.
+    """
+
+    def __init__(self, gives_up: Callable[[], bool]) -> None:
+        self.broken = ""  # the reason of the first failure
+        self._gives_up = gives_up
+        self._under_way: dict[Reduced, torch.Tensor] = {}
+        self._lock = Lock()
+        self._closed = Event()
+        Thread(target=self._watch, name="thalweg-reductions", daemon=True).start()
+
+    def start(self, buffer: torch.Tensor, ranks: int) -> Reduced:
+        """Start the mean all-reduce of a buffer, in place."""
+        result: Reduced = torch.futures.Future()
+        with self._lock:
+            self._under_way[result] = buffer
+        try:
+            buffer.mul_(1 / ranks)
+            work = dist.all_reduce(buffer, async_op=True)
+            assert work is not None
+            work.get_future().add_done_callback(lambda done: self._done(result, done))
+        except RuntimeError as error:  # torch's DistError is one
+            self._end(result, _reason(error))
+        return result
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def _done(self, result: Reduced, done: torch.futures.Future[Any]) -> None:
+        try:
+            done.value()
+        except RuntimeError as error:
+            self._end(result, _reason(error))
+        else:
+            self._end(result)
+
+    def _end(self, result: Reduced, reason: str = "") -> None:
+        with self._lock:
+            buffer = self._under_way.pop(result, None)
+            self.broken = self.broken or reason
+        if buffer is not None:
+            result.set_result(buffer)
+
+    def _watch(self) -> None:
+        while not self._closed.wait(REDUCTION_POLL_SECONDS):
+            if self._under_way and self._gives_up():
+                with self._lock:
+                    aborted = list(self._under_way)
+                for result in aborted:
+                    self._end(result, "aborted by a rendezvous")
+
+
+def _reason(error: RuntimeError) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+class NativeSynchronizer(Synchronizer):
     """DDP inside a plain model, which keeps its class and its calls. Where members may change, an
     interrupted step calls `on_interrupted`, as with other plans; the members that are left continue
     without torch's process group, which can't lose a rank."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        plan: Plan,
-        membership: Membership | None,
-        on_interrupted: Callable[[], None],
-        report: ReportBadGradients,
-    ) -> None:
-        self._report = report
+    def __init__(self, context: PlanContext, model: nn.Module, plan: Plan) -> None:
+        membership = context.world.membership
+        self._context = context
         self._names = {id(p): name for name, p in model.named_parameters()}
-        self._membership = membership
-        self._on_interrupted = on_interrupted
         self._reductions: PendingReductions | None = None
         self._end: AfterBackward | None = None
         options: dict[str, Any] = {}
@@ -130,7 +168,7 @@ class NativeSynchronizer(Stateless):
         assert self._reductions is not None
         if self._end is None or not self._end.is_to_come():
             self._end = AfterBackward(self._finish_after_ddp)
-        _bad_in(bucket, self._names, self._report)
+        _bad_in(bucket, self._names, self._context)
         return self._reductions.start(bucket.buffer(), dist.get_world_size())
 
     def _finish_after_ddp(self) -> None:
@@ -138,7 +176,7 @@ class NativeSynchronizer(Stateless):
         AfterBackward(self._finish)
 
     def _finish(self) -> None:
-        reductions, membership = self._reductions, self._membership
+        reductions, membership = self._reductions, self._context.world.membership
         if reductions is None or membership is None or not reductions.broken:
             return
         # The backend doesn't tell which connection broke.
@@ -151,7 +189,7 @@ class NativeSynchronizer(Stateless):
                     "start the run again from its last checkpoint",
                 )
             sleep(EVICTION_POLL_SECONDS)
-        self._on_interrupted()
+        self._context.on_interrupted()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -171,12 +209,6 @@ class NativeSynchronizer(Stateless):
                 "call the model itself, or use the plan ring",
             )
 
-    def wait_and_apply(self) -> None:
-        """Nothing is under way between two steps."""
-
-    def abort(self) -> None:
-        self.detach()
-
     def detach(self) -> None:
         """Remove the hooks; DDP's own go with its reducer."""
         for hook in self._hooks:
@@ -188,27 +220,18 @@ class NativeSynchronizer(Stateless):
         self._ddp = None
 
 
-class DdpSynchronizer:
+class DdpSynchronizer(Synchronizer):
     """A DDP object whose buckets are synchronised by our rounds; by torch's if the plan is
     `ddp`."""
 
     def __init__(
-        self,
-        model: DistributedDataParallel,
-        plan: Plan,
-        group: Group,
-        engine: Engine,
-        clock: RoundCounter,
-        report: ReportBadGradients,
-        *,
-        native: bool,
+        self, context: PlanContext, model: DistributedDataParallel, plan: Plan, *, native: bool
     ) -> None:
-        self._report = report
+        self._context = context
         self._model = model
         self._plan = plan
-        self._group = group
-        self._engine = engine
-        self._clock = clock
+        self._engine = context.engine
+        self._clock = context.clock
         self._compression = Compression.of(plan)
         self._names = {id(p): name for name, p in model.module.named_parameters()}
         self._exchanges: dict[int, _BucketExchange] = {}
@@ -224,26 +247,10 @@ class DdpSynchronizer:
         with self._model.no_sync():
             yield
 
-    def after_step(self) -> None:
-        """Nothing is left to do: DDP averages in backward."""
-
-    def wait_and_apply(self) -> None:
-        """Nothing is under way between two steps."""
-
-    def detach(self) -> None:
-        """DDP keeps its communication hook."""
-
-    def abort(self) -> None:
-        """Members can't change under a DDP object."""
-
-    @property
-    def compressor_state_before(self) -> CompressorState:
-        return {}
-
     @property
     def compressor_state(self) -> CompressorState:
-        compressed = (exchange.compressed for exchange in self._exchanges.values())
-        found = state_views(bucket for bucket in compressed if bucket is not None)
+        exchanges = self._exchanges.values()
+        found = state_views(b for each in exchanges for b in each.rounds.compressed.values())
         for kind, arrays in self._compressor_state.items():
             found[kind] = {**arrays, **found.get(kind, {})}
         return found
@@ -260,7 +267,7 @@ class DdpSynchronizer:
 
     def _keeps(self, name: str) -> bool:
         """True if this parameter has a residual."""
-        if self._compression is None or not self._compression.keeps:
+        if not self._compression.keeps:
             return False
         parameter = self._model.module.get_parameter(name)
         fact = Tensor(name=name, shape=tuple(parameter.shape), dtype=DTYPES[parameter.dtype])
@@ -272,19 +279,15 @@ class DdpSynchronizer:
             self._finish()  # a failed backward may have left transfers
             self._end = AfterBackward(self._finish)
         exchange = self._exchange_of(bucket)
-        rank_step = exchange.compiled_steps.at(self._clock.step)
+        step = self._clock.step
+        rank_step = exchange.rounds.at(step)
         first = self._clock.claim(rank_step.numbers)
-        bad = _bad_in(bucket, self._names, self._report)
+        bad = _bad_in(bucket, self._names, self._context)
         for view, gradient in zip(exchange.views, bucket.gradients(), strict=True):
-            scaled_into(view, gradient, 1 / self._group.size)
-        if exchange.compressed is None:
-            work: Task | Chain = rank_step.rounds[0].task(exchange.bucket, self._clock.step, first)
-        elif bad:  # a compressor would keep them in its state
-            work = _refused(
-                NotFinite(bad, f" on rank {self._engine.rank} at step {self._clock.step}")
-            )
-        else:
-            work = exchange.compressed.chain(rank_step.rounds, self._clock.step, first)
+            scaled_into(view, gradient, 1 / self._context.group.size)
+        work = exchange.rounds.work(exchange.bucket, rank_step.rounds, step, first)
+        if bad and exchange.rounds.compressed:  # a compressor would keep them in its state
+            work = _refused(NotFinite(bad, f" on rank {self._engine.rank} at step {step}"))
         sent = self._engine.submit(work)
         result: torch.futures.Future[Any] = torch.futures.Future()
         sent.add_done_callback(lambda _: result.set_result(exchange.gathered()))
@@ -305,16 +308,12 @@ class DdpSynchronizer:
             return kept
         self._leave([index for index in self._exchanges if index >= bucket.index()])
         gradients = dict(zip(names, bucket.gradients(), strict=True))
-        exchange = _BucketExchange(gradients, bucket.buffer(), self._compression, self._engine.rank)
-        undivided = replace(
-            self._plan, settings=replace(self._plan.settings, bucket=exchange.limit)
-        )
-        exchange.compiled_steps = CompiledSteps(
-            undivided, self._group, exchange.workload, self._engine.rank
+        exchange = _BucketExchange(
+            gradients, bucket.buffer(), self._plan, self._context.group, self._engine.rank
         )
         self._exchanges[bucket.index()] = exchange
-        if exchange.compressed is not None:
-            restore_state(self._compressor_state, [exchange.compressed])
+        restore_state(self._compressor_state, exchange.rounds.compressed.values())
+        if exchange.rounds.compressed:
             for arrays in self._compressor_state.values():
                 for name in names:
                     arrays.pop(name, None)
@@ -323,10 +322,9 @@ class DdpSynchronizer:
     def _leave(self, old: Sequence[int]) -> None:
         """Keep the state of buckets that DDP has replaced; those before them are new already."""
         for index in old:
-            exchange = self._exchanges.pop(index)
-            if exchange.compressed is not None:
-                for kind, arrays in summable_state(exchange.compressed.state).items():
-                    self._compressor_state.setdefault(kind, {}).update(arrays)
+            compressed = self._exchanges.pop(index).rounds.compressed.values()
+            for kind, arrays in summable_state(state_views(compressed)).items():
+                self._compressor_state.setdefault(kind, {}).update(arrays)
 
 
 def _refused(error: NotFinite) -> Chain:
@@ -336,29 +334,25 @@ def _refused(error: NotFinite) -> Chain:
 
 
 class _BucketExchange:
-    """The buffers and compiled steps of one of DDP's buckets."""
-
-    compiled_steps: CompiledSteps
+    """The buffers and rounds of one of DDP's buckets."""
 
     def __init__(
         self,
         gradients: Mapping[str, torch.Tensor],
         buffer: torch.Tensor,
-        compression: Compression | None,
+        plan: Plan,
+        group: Group,
         rank: int,
     ) -> None:
         self.names = list(gradients)
-        self.limit = Size(max(1, buffer.nbytes))  # one bucket
-        arranged = arrange if compression is None else compression.arrange
+        limit = Size(max(1, buffer.nbytes))  # one bucket
+        undivided = replace(plan, settings=replace(plan.settings, bucket=limit))
         like = {name: gradients[name] for name in reversed(self.names)}
-        layout = Layout.of(like, self.limit, arranged)
+        layout = Layout.of(like, limit, Compression.of(plan).arrange)
+        self.rounds = BucketRounds(undivided, group, layout, rank)
         [self.bucket] = layout.buckets
-        self.workload = layout.workload
         self.views = [self.bucket.views[name] for name in self.names]
-        self.compressed: CompressedBucket | None = None
-        if compression is not None:
-            self.compressed = CompressedBucket(self.bucket, compression, rank)
-        in_order = self.compressed is None or self.compressed.codec is None
+        in_order = not self.bucket.arrangement.compressed
         self._result = self.bucket.flat if in_order else torch.empty_like(buffer, device="cpu")
 
     def gathered(self) -> torch.Tensor:

@@ -5,39 +5,48 @@ Coded plans have an exchange of their own, which waits for no rank (`tree.py`).
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future
-from typing import Protocol
+from dataclasses import replace
+from types import MappingProxyType
 
-from thalweg.engine.collectives import SEE_OUTPUT_REMEDY, Collectives, RoundCounter
-from thalweg.engine.engine import Chain, Engine
+import torch
+
+from thalweg.engine.collectives import SEE_OUTPUT_REMEDY, Collectives
+from thalweg.engine.engine import Chain
+from thalweg.engine.execute import Task
 from thalweg.plan import Plan
 from thalweg.schedules import Group
 from thalweg.steps import warm_up
 from thalweg.training.buckets import FlatBucket, Layout
-from thalweg.training.compiled_steps import CompiledSteps, RankStep
-from thalweg.training.compression_overlap import Overlap
+from thalweg.training.compiled_steps import CompiledSteps, RankRound, RankStep
+from thalweg.training.compression_overlap import Overlap, Timing
 from thalweg.training.compressor_state import CompressorState, state_views
 from thalweg.training.exchanges.compressed import CompressedBucket, Compression
+from thalweg.training.plan_context import PlanContext
 from thalweg.transports import Array
 
 
-class Fill(Protocol):
-    """Writes gradients into a bucket."""
+class Exchange:
+    """Synchronises the buckets of a step; the base class does nothing. Gradients are multiplied by
+    `factor`, and each one that took part is marked with `presence`. `is_awaited` is False in a step
+    in which this rank has nothing to contribute."""
 
-    def __call__(self, factor: float, presence: float = 1.0) -> bool:
-        """Write the gradients, times `factor`, into the bucket, and `presence` for every parameter
-        that has one. False if some are not finite: those are zero in the bucket."""
+    factor = 1.0
+    presence = 1.0
+    compressed: Collection[CompressedBucket] = ()  # the buckets with compressor state
+    compressor_state_before: CompressorState = MappingProxyType({})  # before the current step
+    timings: Collection[Timing] = ()  # of the last steps on this rank
 
-
-class Exchange(Protocol):
-    """Synchronises the buckets of a step."""
+    @property
+    def is_awaited(self) -> bool:
+        return True
 
     def begin(self) -> None:
         """The first gradient of a step is ready."""
 
-    def send(self, bucket: FlatBucket, fill: Fill) -> None:
-        """All gradients of this bucket are ready."""
+    def send(self, bucket: FlatBucket, *, is_finite: bool) -> None:
+        """The bucket has the gradients; those that are not finite are zero in it."""
 
     def finish(self) -> None:
         """Wait until the buckets, all of which were sent, hold the plan's result."""
@@ -48,116 +57,100 @@ class Exchange(Protocol):
     def restore_state(self) -> None:
         """Restore the compressor state from before the step, which is skipped."""
 
-    def release(self) -> None:
+    def is_good(self, flags: torch.Tensor) -> bool:
+        """True if the plan's result, with these flags, is finite."""
+        return not flags[-1]
+
+    def close(self) -> None:
         """Free the memory; the exchange isn't used any more."""
 
-    @property
-    def compressed(self) -> Collection[CompressedBucket]:
-        """The buckets with compressor state."""
 
-    @property
-    def compressor_state_before(self) -> CompressorState:
-        """The compressor state before the current step."""
+class BucketRounds:
+    """The rounds of a plan for the buckets of a layout: compiled for this rank, and compressed if
+    the plan is."""
+
+    def __init__(self, plan: Plan, group: Group, layout: Layout, rank: int) -> None:
+        self.layout = layout
+        self.compressed = Compression.of(plan).buckets(layout, rank)
+        self._plan = plan
+        self._rank = rank
+        self.set_group(group)
+
+    def set_group(self, group: Group) -> None:
+        """Use the rounds of this group from now on."""
+        self._steps = CompiledSteps(self._plan, group, self.layout.workload, self._rank)
+
+    def release(self) -> None:
+        """Free the memory of the buckets."""
+        self.layout = replace(self.layout, buckets=())
+        self.compressed.clear()
+
+    def at(self, step: int) -> RankStep:
+        return self._steps.at(step)
+
+    def work(
+        self, bucket: FlatBucket, rank_rounds: Sequence[RankRound], step: int, first_round: int
+    ) -> Task | Chain:
+        """The work of the engine for a bucket at a step, from its rounds."""
+        if bucket.index in self.compressed:
+            return self.compressed[bucket.index].chain(rank_rounds, step, first_round)
+        [rank_round] = rank_rounds
+        return rank_round.task(bucket, step, first_round)
 
 
-class StatelessExchange:
-    """The state of exchanges that keep nothing from step to step."""
+class RoundsExchange(Exchange):
+    """The exchange by rounds."""
 
-    @property
-    def compressed(self) -> Collection[CompressedBucket]:
-        return ()
-
-    @property
-    def compressor_state_before(self) -> CompressorState:
-        return {}
-
-    def restore_state(self) -> None:
-        """Nothing has to be restored."""
-
-
-class RoundsExchange:
-    """The exchange by rounds. `compression` is the plan's, if it has one."""
-
-    def __init__(
-        self,
-        plan: Plan,
-        group: Group,
-        layout: Layout,
-        engine: Engine,
-        clock: RoundCounter,
-        compression: Compression | None = None,
-    ) -> None:
+    def __init__(self, context: PlanContext, plan: Plan, layout: Layout) -> None:
+        group, engine, clock = context.group, context.engine, context.clock
+        self.factor = 1 / group.size
         self._engine = engine
         self._clock = clock
-        self._compiled_steps = CompiledSteps(plan, group, layout.workload, engine.rank)
-        self._compiled_steps.at(clock.step)  # errors are raised now
-        self._contributions = group.size
-        self._rank_step: RankStep | None = None
+        self._rounds = BucketRounds(plan, group, layout, engine.rank)
+        self._rounds.at(clock.step)  # errors are raised now
         self._first_round: int | None = None
         self._sent: list[Future[None]] = []
-        self._buffered_chains: list[Chain] = []
+        self._buffered_chains: list[Task | Chain] = []
         self._before: dict[str, dict[str, Array]] = {}
-        self._compressed: dict[int, CompressedBucket] = {}
-        if compression is not None:
-            self._compressed = {
-                bucket.index: CompressedBucket(bucket, compression, engine.rank)
-                for bucket in layout.buckets
-            }
-        choice = compression is not None and len(layout.buckets) > 1
+        self.compressor_state_before = self._before
+        self.compressed = self._rounds.compressed.values()
+        choice = self._rounds.compressed and len(layout.buckets) > 1
         collectives = Collectives(group, engine, clock, SEE_OUTPUT_REMEDY)
         average = collectives.all_reduce_mean if choice else None
         first = max(clock.step, warm_up(plan))
-        self.overlap = Overlap(average, first, plan.settings.overlap)
-
-    @property
-    def compressed(self) -> Collection[CompressedBucket]:
-        return self._compressed.values()
-
-    @property
-    def compressor_state_before(self) -> CompressorState:
-        return self._before
+        self._overlap = Overlap(average, first, plan.settings.overlap)
+        self.timings = self._overlap.timings
 
     def begin(self) -> None:
-        self._rank_step = self._compiled_steps.at(self._clock.step)
         self._first_round = None
-        self._remember()
-        self.overlap.begin()
-
-    def _remember(self) -> None:
-        """Copy the compressor state: an interrupted step begins with it again."""
-        for kind, arrays in state_views(self._compressed.values()).items():
+        for kind, arrays in state_views(self.compressed).items():
             before = self._before.setdefault(kind, {})
             for name, array in arrays.items():
                 if name in before:
                     before[name][:] = array
                 else:
                     before[name] = array.copy()
+        self._overlap.begin()
 
-    def send(self, bucket: FlatBucket, fill: Fill) -> None:
-        assert self._rank_step is not None
+    def send(self, bucket: FlatBucket, *, is_finite: bool) -> None:
+        step = self._clock.step
+        rank_step = self._rounds.at(step)
         if self._first_round is None:
-            self._first_round = self._clock.claim(self._rank_step.numbers)
-        step, first = self._clock.step, self._first_round
-        rank_rounds = self._rank_step.of(bucket.index)
-        fill(1 / self._contributions)
-        if bucket.index not in self._compressed:
-            self._sent += [
-                self._engine.submit(rank_round.task(bucket, step, first))
-                for rank_round in rank_rounds
-            ]
-            return
-        chain = self.overlap.timed(self._compressed[bucket.index].chain(rank_rounds, step, first))
-        if self.overlap.is_serial:
-            self._buffered_chains.append(chain)
-        else:
-            self._sent.append(self._engine.submit(chain))
+            self._first_round = self._clock.claim(rank_step.numbers)
+        work = self._rounds.work(bucket, rank_step.of(bucket.index), step, self._first_round)
+        if not isinstance(work, Task):
+            work = self._overlap.timed(work)
+            if self._overlap.is_serial:
+                self._buffered_chains.append(work)
+                return
+        self._sent.append(self._engine.submit(work))
 
     def finish(self) -> None:
-        self.overlap.backward_is_over()
+        self._overlap.backward_is_over()
         chains, self._buffered_chains = self._buffered_chains, []
         self._sent += [self._engine.submit(chain) for chain in chains]
         self._wait()
-        self.overlap.end(self._clock.step)
+        self._overlap.end(self._clock.step)
 
     def drop(self) -> None:
         """Drop chains that haven't begun: the other ranks don't wait for them, as their step fails
@@ -166,12 +159,15 @@ class RoundsExchange:
         self._wait()
 
     def restore_state(self) -> None:
-        for kind, arrays in state_views(self._compressed.values()).items():
+        for kind, arrays in state_views(self.compressed).items():
             for name, array in arrays.items():
                 array[:] = self._before[kind][name]
 
-    def release(self) -> None:
-        self._buffered_chains, self._sent, self._compressed, self._before = [], [], {}, {}
+    def close(self) -> None:
+        self._sent.clear()
+        self._buffered_chains.clear()
+        self._before, self.compressor_state_before = {}, {}
+        self._rounds.release()
 
     def _wait(self) -> None:
         sent, self._sent = self._sent, []

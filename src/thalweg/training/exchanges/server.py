@@ -15,9 +15,8 @@ then is sent again, and applied if it was not before.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from threading import Thread
 from time import monotonic, sleep
@@ -28,12 +27,13 @@ import torch
 from torch import nn
 
 from thalweg.errors import PeerLost, RunError
-from thalweg.facts import Size
 from thalweg.members.abort import AbortFlag
 from thalweg.members.world import World
+from thalweg.plan import Plan
 from thalweg.training.buckets import FlatBucket, Layout
-from thalweg.training.exchanges.rounds import Fill, StatelessExchange
+from thalweg.training.exchanges.rounds import Exchange
 from thalweg.training.exchanges.server_state import UNKNOWN_CLOCK, ParameterServer
+from thalweg.training.plan_context import Ledger, PlanContext
 from thalweg.training.sources.gradients import GradientSynchronizer, layout_of
 from thalweg.transports import Array
 from thalweg.transports.best_effort import BestEffortMessage, BestEffortTransport, MessageKind
@@ -46,20 +46,6 @@ CLIENTS_LEFT_POLL_SECONDS = 0.01
 log = logging.getLogger("thalweg")
 
 
-@dataclass(slots=True)
-class Ledger:
-    """The gradients in this rank's parameters: of each worker all up to a number. `own` is the
-    number of this rank's last gradient, which may be under way."""
-
-    applied: dict[int, int] = field(default_factory=dict)
-    own: int = 0
-
-    @property
-    def version(self) -> int:
-        """The number of gradients applied: higher for newer parameters."""
-        return sum(self.applied.values())
-
-
 class ServerLink(Protocol):
     """The connection to the server, on which messages may be lost."""
 
@@ -69,25 +55,21 @@ class ServerLink(Protocol):
 
 
 class AsynchronousSynchronizer(GradientSynchronizer):
-    """Synchronises gradients by the server on rank `root`. This rank has taken `steps` steps, and
-    so have the others, unless they come from a rendezvous."""
+    """Synchronises gradients by the server on one rank, the root. This rank has taken the clock's
+    steps, and so have the others, unless they come from a rendezvous."""
 
     def __init__(
         self,
+        context: PlanContext,
         parameters: Mapping[str, nn.Parameter],
         optimizer: torch.optim.Optimizer,
-        world: World,
-        abort_flag: AbortFlag,
-        *,
-        root: int,
-        staleness: int,
-        bucket: Size,
-        steps: int,
-        after_rendezvous: bool,
-        ledger: Ledger,
-        on_interrupted: Callable[[], None] = lambda: None,
+        plan: Plan,
     ) -> None:
-        layout = layout_of(parameters, bucket)
+        layout = layout_of(parameters, plan.settings.bucket)
+        steps, ledger, abort_flag = context.clock.step, context.ledger, context.abort_flag
+        world = context.world.namespace(f"server/{max(steps, context.first_step)}")
+        after_rendezvous = context.root is not None
+        root = context.checkpoint_writer(plan)
         self._optimizer = optimizer
         stepped = {id(p) for settings in optimizer.param_groups for p in settings["params"]}
         self._served = {name for name, p in parameters.items() if id(p) in stepped}
@@ -97,10 +79,11 @@ class AsynchronousSynchronizer(GradientSynchronizer):
         self._messages = world.best_effort_transport(4 * (1 + len(layout.buckets)))
         self._server: ServerThread | None = None
         if world.rank == root:
-            buffers = layout_of(parameters, bucket)
+            assert plan.cadence.staleness is not None
+            buffers = layout_of(parameters, plan.settings.bucket)
             clocks = dict.fromkeys(world.members, UNKNOWN_CLOCK if after_rendezvous else steps)
             server = ParameterServer(
-                parameters, optimizer, buffers, clocks, staleness, ledger.applied
+                parameters, optimizer, buffers, clocks, plan.cadence.staleness, ledger.applied
             )
             self._server = ServerThread(server, self._messages, abort_flag, world)
         self._requests = ServerExchange(
@@ -112,7 +95,7 @@ class AsynchronousSynchronizer(GradientSynchronizer):
             self._raise_if_aborted,
             world.timeout,
         )
-        super().__init__(parameters, layout, self._requests, on_interrupted)
+        super().__init__(context, parameters, layout, self._requests)
         try:
             self._find_root()
             if after_rendezvous:
@@ -179,6 +162,9 @@ class AsynchronousSynchronizer(GradientSynchronizer):
             self._server.close()
         self._messages.close()
 
+    def _report(self, names: Sequence[str]) -> None:
+        """No other rank skips its step."""
+
     def _commit(self) -> None:
         self.is_good = not self.bad
         self._answered = True
@@ -218,7 +204,7 @@ class AsynchronousSynchronizer(GradientSynchronizer):
             raise abort
 
 
-class ServerExchange(StatelessExchange):
+class ServerExchange(Exchange):
     """The exchange of gradients for parameters. Each request has a number and one answer. An
     overdue answer is requested again, ever less often; the gradient itself is repeated only if it
     was lost."""
@@ -251,8 +237,7 @@ class ServerExchange(StatelessExchange):
         self._ledger.own += 1
         self._sent = []
 
-    def send(self, bucket: FlatBucket, fill: Fill) -> None:
-        fill(1.0)
+    def send(self, bucket: FlatBucket, *, is_finite: bool) -> None:
         gradient = bucket.vector.copy()
         self._send_request(MessageKind.ANSWER, bucket.index, self._ledger.own, gradient)
 
@@ -296,13 +281,6 @@ class ServerExchange(StatelessExchange):
 
     def leave(self) -> None:
         self._link.send(BestEffortMessage(self._root, MessageKind.LEAVE, 0))
-
-    def release(self) -> None:
-        self._sent = []
-
-    def drop(self) -> None:
-        """Nothing has to be waited for, as copies are sent; the server never completes this
-        gradient."""
 
     def _send_request(
         self, kind: MessageKind, piece: int, covered: int, array: Array | None = None

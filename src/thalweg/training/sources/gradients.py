@@ -13,7 +13,8 @@ neither sums nor residuals have inf or nan in them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -27,71 +28,52 @@ from thalweg.errors import Interrupted, RunError, StoreLost
 from thalweg.facts import Size
 from thalweg.training.backward_hooks import AfterBackward, after_gradient
 from thalweg.training.buckets import Arrange, FlatBucket, Layout, scaled_into
-from thalweg.training.compression_overlap import Timing
-from thalweg.training.compressor_state import CompressorState, restore_state, state_views
-from thalweg.training.exchanges.rounds import Exchange, RoundsExchange
+from thalweg.training.exchanges.rounds import Exchange
 from thalweg.training.finite import is_finite, not_finite
-from thalweg.transports import Array
+from thalweg.training.plan_context import PlanContext
+from thalweg.training.synchronizer import Synchronizer
 
 PARTICIPATION_FLAGS = "thalweg: who took part"  # no parameter can have this name
 
 
-class GradientSynchronizer:
-    """Averages gradients. `layout` is that of `layout_of` for these parameters. `on_interrupted` is
-    called at the end of a backward that a rendezvous interrupts. `report` is called with the names
-    of parameters whose gradient on this rank is not finite, or has an element beyond `largest`,
-    before it is sent. After a backward `is_good` is False if the averages can't be used (all of
-    them are nan), and `bad` has the parameters at fault on this rank."""
+class GradientSynchronizer(Synchronizer):
+    """Averages gradients. `layout` is that of `layout_of` for these parameters. A rendezvous that
+    interrupts a backward is reported at its end. Parameters whose gradient on this rank is not
+    finite, or has an element beyond `largest`, are reported before it is sent. After a backward
+    `is_good` is False if the averages can't be used (all of them are nan), and `bad` has the
+    parameters at fault on this rank."""
 
     def __init__(
         self,
+        context: PlanContext,
         parameters: Mapping[str, nn.Parameter],
         layout: Layout,
         exchange: Exchange,
-        on_interrupted: Callable[[], None],
-        report: Callable[[Sequence[str]], None] = lambda names: None,
         largest: float = inf,
     ) -> None:
         self.is_good = True
         self.bad: list[str] = []
-        self._report = report
+        self._context = context
         self._largest = largest
-        self._on_interrupted = on_interrupted
         self._parameters = parameters
         self._layout = layout
-        self._exchange = exchange
+        self.exchange = exchange
         self._bucket_of = {name: b.index for b in layout.buckets for name in b.views}
         self._on = True
-        self._backward: _Backward | None = None
+        self._backward: AfterBackward | None = None  # including those nested in it
+        self._missing: dict[int, set[str]] = {}  # gradients by bucket
+        self._unsent: deque[FlatBucket] = deque()
         self._hooks = [
             after_gradient(p, partial(self._ready, name)) for name, p in parameters.items()
         ]
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Inside, gradients accumulate; the next backward outside sends their sum."""
         was, self._on = self._on, False
         try:
             yield
         finally:
             self._on = was
-
-    @property
-    def compressor_state(self) -> CompressorState:
-        return state_views(self._exchange.compressed)
-
-    @property
-    def compressor_state_before(self) -> CompressorState:
-        return self._exchange.compressor_state_before
-
-    def load_compressor_state(self, state: CompressorState) -> Mapping[str, Array]:
-        return restore_state(state, self._exchange.compressed)
-
-    def after_step(self) -> None:
-        """Nothing is left to do once the optimizer has stepped."""
-
-    def wait_and_apply(self) -> None:
-        """Nothing is under way between two steps."""
 
     def detach(self) -> None:
         for hook in self._hooks:
@@ -101,47 +83,53 @@ class GradientSynchronizer:
     def abort(self) -> None:
         for hook in self._hooks:
             hook.remove()
-        self._exchange.release()
-        self._layout = replace(self._layout, buckets=())  # frees their memory
+        self.exchange.close()  # frees its buffers, and so does the layout
+        self._layout = replace(self._layout, buckets=())
 
     def repeat(self) -> None:
         """Average the present gradients, as at the end of a backward."""
         self._begin()
-        self._end(self._layout.buckets)
+        self._finish()
 
     def _ready(self, name: str, parameter: torch.Tensor) -> None:
         if not self._on:
             return
-        if self._backward is None or not self._backward.end.is_to_come():
+        if self._backward is None or not self._backward.is_to_come():
             self._drop()
             self._begin()
-            self._backward = _Backward(self._layout, AfterBackward(self._finish))
+            self._missing = {b.index: set(b.views) for b in self._layout.buckets}
+            self._backward = AfterBackward(self._finish)
         index = self._bucket_of[name]
-        if not self._backward.missing[index]:
+        if not self._missing[index]:
             raise RunError(
                 f"the gradient of {name} was ready twice in one backward",
                 "use a layer once in each checkpointed part, or checkpoint with "
                 "use_reentrant=False",
             )
-        self._backward.missing[index].discard(name)
-        while (bucket := self._backward.next_complete()) is not None:
-            self._send(bucket)
+        self._missing[index].discard(name)
+        while self._unsent and not self._missing[self._unsent[0].index]:
+            self._send(self._unsent.popleft())
 
     def _begin(self) -> None:
         self.bad = []
-        self._exchange.begin()
+        self._unsent = deque(self._layout.buckets)
+        self.exchange.begin()
 
     def _drop(self) -> None:
         """Discard a failed backward, once the buckets that were sent are free again."""
         failed, self._backward = self._backward, None
         if failed is not None:
-            self._exchange.drop()
+            self.exchange.drop()
 
     def _send(self, bucket: FlatBucket) -> None:
-        self._exchange.send(bucket, partial(self._fill, bucket))
+        if self.exchange.is_awaited:
+            self.exchange.send(bucket, is_finite=self._fill(bucket))
 
     @torch.no_grad()
-    def _fill(self, bucket: FlatBucket, factor: float, presence: float = 1.0) -> bool:
+    def _fill(self, bucket: FlatBucket) -> bool:
+        """Write the gradients into the bucket. False if some are not finite: those are zero in the
+        bucket."""
+        factor, presence = self.exchange.factor, self.exchange.presence
         for name, view in bucket.views.items():
             if name == PARTICIPATION_FLAGS:
                 took_part = [p.grad is not None for p in self._parameters.values()]
@@ -163,32 +151,27 @@ class GradientSynchronizer:
             bucket.views[PARTICIPATION_FLAGS][-1] = presence
         return not bad
 
-    def _finish(self) -> None:
-        """Send the remaining buckets at the end of backward, wait, and put the averages in
-        place."""
-        backward, self._backward = self._backward, None
-        assert backward is not None
-        self._end(backward.left())
+    def _report(self, names: Sequence[str]) -> None:
+        """Report parameters at fault to the other ranks, before the gradients are sent."""
+        self._context.bad_gradients.report(names)
 
-    def _end(self, left: Iterable[FlatBucket]) -> None:
-        if self._try_finish(left):
+    def _finish(self) -> None:
+        """Finish the exchange at the end of backward, and put the averages in place."""
+        self._backward = None
+        if self._try_finish():
             self._commit()
         else:
-            self._on_interrupted()
+            self._context.on_interrupted()
 
-    def _try_finish(self, left: Iterable[FlatBucket]) -> bool:
-        """Send these buckets and wait; False if a rendezvous interrupts this."""
+    def _try_finish(self) -> bool:
+        """Send the remaining buckets and wait; False if a rendezvous interrupts this."""
         try:
-            for bucket in left:
-                self._send(bucket)
-            self._exchange.finish()
+            while self._unsent:
+                self._send(self._unsent.popleft())
+            self.exchange.finish()
         except (Interrupted, StoreLost):
             return False
         return True
-
-    def _is_good(self) -> bool:
-        """True if no rank has found a gradient that is not finite."""
-        return not self._flags[-1]
 
     @property
     def _flags(self) -> torch.Tensor:
@@ -198,9 +181,9 @@ class GradientSynchronizer:
     @torch.no_grad()
     def _commit(self) -> None:
         took_part = dict(zip(self._parameters, (self._flags != 0)[:-1].tolist(), strict=True))
-        self.is_good = self._is_good()
+        self.is_good = self.exchange.is_good(self._flags)
         if not self.is_good:
-            self._exchange.restore_state()
+            self.exchange.restore_state()
         for bucket in self._layout.buckets:
             if not self.is_good:
                 bucket.flat.zero_()  # also between the views, where codecs need zeros
@@ -217,45 +200,6 @@ class GradientSynchronizer:
                     parameter.grad.copy_(view)
                 if not self.is_good:
                     parameter.grad.fill_(nan)  # which a GradScaler detects, on every rank
-
-
-class SteppedSynchronizer(GradientSynchronizer):
-    """Averages gradients of a common step of all ranks."""
-
-    def __init__(
-        self,
-        parameters: Mapping[str, nn.Parameter],
-        layout: Layout,
-        exchange: RoundsExchange,
-        on_interrupted: Callable[[], None],
-        report: Callable[[Sequence[str]], None],
-        largest: float,
-    ) -> None:
-        super().__init__(parameters, layout, exchange, on_interrupted, report, largest)
-        self._overlap = exchange.overlap
-
-    @property
-    def timings(self) -> Sequence[Timing]:
-        return tuple(self._overlap.timings)
-
-
-class _Backward:
-    """The progress of one backward, including those nested in it by reentrant checkpoints."""
-
-    def __init__(self, layout: Layout, end: AfterBackward) -> None:
-        self.end = end
-        self.missing = {b.index: set(b.views) for b in layout.buckets}
-        self._unsent = list(reversed(layout.buckets))
-
-    def next_complete(self) -> FlatBucket | None:
-        """The next bucket in order, if all of its gradients are ready."""
-        if self._unsent and not self.missing[self._unsent[-1].index]:
-            return self._unsent.pop()
-        return None
-
-    def left(self) -> Iterator[FlatBucket]:
-        while self._unsent:
-            yield self._unsent.pop()
 
 
 def layout_of(

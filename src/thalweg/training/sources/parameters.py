@@ -9,28 +9,26 @@ all ranks stays the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from time import monotonic
 
 import torch
+from torch import nn
 
-from thalweg.compress import arrange
 from thalweg.engine.arithmetic import as_array
-from thalweg.engine.collectives import RoundCounter
-from thalweg.engine.engine import Chain, Engine
-from thalweg.engine.execute import Task
 from thalweg.errors import Interrupted, StoreLost
-from thalweg.plan import Plan
-from thalweg.schedules import ContendedLinks, Group
+from thalweg.plan import Plan, What
+from thalweg.schedules import ContendedLinks
 from thalweg.training.buckets import FlatBucket, Layout, scaled_into
-from thalweg.training.compiled_steps import CompiledSteps, RankRound
-from thalweg.training.compressor_state import Stateless
+from thalweg.training.compiled_steps import RankRound
 from thalweg.training.contention_monitor import ContentionMonitor
-from thalweg.training.exchanges.compressed import CompressedBucket, Compression
-from thalweg.training.optimizer_state import never_negative
+from thalweg.training.exchanges.compressed import Compression
+from thalweg.training.exchanges.rounds import BucketRounds
+from thalweg.training.optimizer_state import averaged_tensors, never_negative
+from thalweg.training.plan_context import PlanContext
+from thalweg.training.synchronizer import Synchronizer
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -45,51 +43,38 @@ class _PendingAverage:
     delayed: bool
 
 
-class ParameterSynchronizer(Stateless):
-    """Averages parameters. `tensors` is called with a step after the first one, as an optimizer has
-    no state before. `make_monitor` makes the monitor that adjusts the groups, in plans that have
-    several. No rank averages before `first_step`. A rendezvous calls `on_interrupted`, and each
-    rank keeps its parameters."""
+class ParameterSynchronizer(Synchronizer):
+    """Averages parameters; the tensors are known after the first step only, as an optimizer has no
+    state before. No rank averages before the context's first step. After a rendezvous each rank
+    keeps its parameters."""
 
     def __init__(
         self,
-        tensors: Callable[[int], Tensors],
+        context: PlanContext,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
         plan: Plan,
-        group: Group,
-        engine: Engine,
-        clock: RoundCounter,
-        make_monitor: Callable[[Group, int], ContentionMonitor] | None = None,
-        *,
-        first_step: int = 0,
-        on_interrupted: Callable[[], None] = lambda: None,
     ) -> None:
-        self._first_step = first_step
-        self._on_interrupted = on_interrupted
-        self._get_tensors = tensors
+        self.tensors: Tensors = {}  # the averaged tensors
+        # True if the groups follow the contended links
+        self.adjusts = bool(plan.topology.arguments.get("adjust")) and context.group.size > 1
+        self._context = context
+        self._model = model
+        self._optimizer = optimizer if plan.what is What.EVERYTHING else None
         self._plan = plan
-        self._group = group
-        self._engine = engine
-        self._clock = clock
-        self._make_monitor = make_monitor
+        self._group = context.group
+        self._engine = context.engine
+        self._clock = context.clock
+        self._world = context.world.namespace(f"groups/{context.clock.step}")
         self._under_way: list[_PendingAverage] = []
         self._sent: dict[str, torch.Tensor] = {}
         self._over = monotonic()  # the end of the last step's exchange
-        self.tensors: Tensors = {}  # the averaged tensors
-        self._layout: Layout | None = None
-        self._compiled_steps: CompiledSteps | None = None
-        self._compressed: dict[int, CompressedBucket] = {}
+        self._rounds: BucketRounds | None = None
         self._monitor: ContentionMonitor | None = None
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Gradients are never sent under this plan."""
-        yield
-
     def after_step(self) -> None:
-        if self._clock.step < self._first_step:
-            return
-        if not self._try_synchronize():
-            self._on_interrupted()
+        if self._clock.step >= self._context.first_step and not self._try_synchronize():
+            self._context.on_interrupted()
 
     def _try_synchronize(self) -> bool:
         try:
@@ -101,18 +86,18 @@ class ParameterSynchronizer(Stateless):
     @torch.no_grad()
     def _synchronize(self) -> None:
         busy = monotonic() - self._over
-        layout, compiled_steps = self._ready
+        rounds = self._ready
         step = self._clock.step
         self._finish(step)
-        rank_step = compiled_steps.at(step)
+        rank_step = rounds.at(step)
         first = self._clock.claim(rank_step.numbers)
         futures, buckets = [], []
-        for bucket in layout.buckets:
+        for bucket in rounds.layout.buckets:
             rank_rounds = rank_step.of(bucket.index)
             if not rank_rounds:
                 continue
             self._fill(bucket, 1 / rank_rounds[0].divisor, keep=rank_rounds[0].round.delay > 0)
-            futures.append(self._engine.submit(self._chain_of(bucket, rank_rounds, step, first)))
+            futures.append(self._engine.submit(rounds.work(bucket, rank_rounds, step, first)))
             buckets.append(bucket)
         if rank_step.rounds:
             delay = rank_step.rounds[0].round.delay
@@ -127,7 +112,6 @@ class ParameterSynchronizer(Stateless):
 
     @torch.no_grad()
     def wait_and_apply(self) -> None:
-        """Wait for the averages under way, and apply them."""
         self._finish(None)
 
     def detach(self) -> None:
@@ -135,61 +119,47 @@ class ParameterSynchronizer(Stateless):
 
     def abort(self) -> None:
         self._under_way.clear()
-        self._compressed.clear()
         self._sent.clear()
-        self._layout = None
+        self._rounds = None
 
     def refresh_tensors(self) -> None:
         """Average all tensors that exist by the next step."""
         self.wait_and_apply()
-        self._layout = None
-
-    @property
-    def adjusts(self) -> bool:
-        """True if the groups follow the contended links."""
-        return self._make_monitor is not None
+        self._rounds = None
 
     def adopt(self, contention: ContendedLinks) -> None:
         """Use the group table for these contended links from this step on."""
         self.wait_and_apply()
         self._group = replace(self._group, contention=contention)
-        if self._layout is not None:
-            self._compiled_steps = self._compile(self._layout)
+        if self._rounds is not None:
+            self._rounds.set_group(self._group)
         if self._monitor is not None:
             self._monitor.adopt(contention, self._clock.step)
 
     @property
-    def _ready(self) -> tuple[Layout, CompiledSteps]:
-        if self._layout is None or self._compiled_steps is None:
-            return self._prepare()
-        return self._layout, self._compiled_steps
-
-    def _prepare(self) -> tuple[Layout, CompiledSteps]:
-        self.tensors = self._get_tensors(self._clock.step)
-        compression = Compression.of(self._plan)
-        limit = self._plan.settings.bucket
-        arranged = arrange if compression is None else compression.arrange
-        self._layout = Layout.of(self.tensors, limit, arranged, in_float32=True)
-        if compression is not None:
-            self._compressed = {
-                bucket.index: CompressedBucket(bucket, compression, self._engine.rank)
-                for bucket in self._layout.buckets
-            }
-        self._compiled_steps = self._compile(self._layout)
-        if self._make_monitor is not None:
-            self._monitor = self._make_monitor(self._group, self._layout.workload.nbytes)
-        return self._layout, self._compiled_steps
-
-    def _compile(self, layout: Layout) -> CompiledSteps:
-        return CompiledSteps(self._plan, self._group, layout.workload, self._engine.rank)
-
-    def _chain_of(
-        self, bucket: FlatBucket, rank_rounds: list[RankRound], step: int, first: int
-    ) -> Task | Chain:
-        if bucket.index in self._compressed:
-            return self._compressed[bucket.index].chain(rank_rounds, step, first)
-        [rank_round] = rank_rounds
-        return rank_round.task(bucket, step, first)
+    def _ready(self) -> BucketRounds:
+        """The rounds of the buckets, which are laid out in the first step that averages."""
+        if self._rounds is None:
+            context, step = self._context, self._clock.step
+            self.tensors = averaged_tensors(
+                self._model, self._optimizer, self._world, context.abort_flag, step
+            )
+            layout = Layout.of(
+                self.tensors,
+                self._plan.settings.bucket,
+                Compression.of(self._plan).arrange,
+                in_float32=True,
+            )
+            self._rounds = BucketRounds(self._plan, self._group, layout, self._engine.rank)
+            if self.adjusts:
+                self._monitor = ContentionMonitor(
+                    self._group,
+                    self._world,
+                    context.agreement,
+                    self._engine.arrivals,
+                    layout.workload.nbytes,
+                )
+        return self._rounds
 
     def _fill(self, bucket: FlatBucket, factor: float, *, keep: bool) -> None:
         for name, view in bucket.views.items():
@@ -206,16 +176,17 @@ class ParameterSynchronizer(Stateless):
         for exchange in over:
             self._engine.wait(list(exchange.futures))
             for bucket in exchange.buckets:
-                self._apply(bucket, late=exchange.delayed)
+                exact = not (exchange.delayed or self._ready.compressed)
+                self._apply(bucket, late=exchange.delayed, exact=exact)
 
-    def _apply(self, bucket: FlatBucket, *, late: bool) -> None:
+    def _apply(self, bucket: FlatBucket, *, late: bool, exact: bool) -> None:
         for name, view in bucket.views.items():
             tensor = self.tensors[name]
             if late:
                 tensor.add_(view.to(tensor.device) - self._sent[name])
             else:
                 tensor.copy_(view)
-            if never_negative(name) and (late or self._compressed):
+            if never_negative(name) and not exact:
                 tensor.clamp_(min=0)
 
 
@@ -250,7 +221,7 @@ class TwoLevelSynchronizer(ParameterSynchronizer):
     @torch.no_grad()
     def _synchronize(self) -> None:
         inside, across = self._rounds_of(self._clock.step)
-        first = self._clock.claim(2 * len(self._ready[0].buckets))
+        first = self._claim()
         self._average(inside, first)
         for rank_round in across:
             self._cross(rank_round, first)
@@ -262,7 +233,7 @@ class TwoLevelSynchronizer(ParameterSynchronizer):
         if self._average_pending:
             self._average_pending = False
             inside, _ = self._rounds_of(self._clock.step)
-            self._average(inside, self._clock.claim(2 * len(self._ready[0].buckets)))
+            self._average(inside, self._claim())
 
     def abort(self) -> None:
         """Drop the averages between racks: every rack keeps its own mean."""
@@ -271,13 +242,15 @@ class TwoLevelSynchronizer(ParameterSynchronizer):
 
     def _rounds_of(self, step: int) -> tuple[list[RankRound], list[RankRound]]:
         """The rounds of a step inside the rack, and those between racks."""
-        rank_rounds = self._ready[1].at(step).rounds
-        return [s for s in rank_rounds if not s.round.delay], [
-            s for s in rank_rounds if s.round.delay
-        ]
+        rank_rounds = self._ready.at(step).rounds
+        inside = [one for one in rank_rounds if not one.round.delay]
+        return inside, [one for one in rank_rounds if one.round.delay]
+
+    def _claim(self) -> int:
+        return self._clock.claim(2 * len(self._ready.layout.buckets))
 
     def _average(self, rank_rounds: list[RankRound], first: int) -> None:
-        layout, _ = self._ready
+        layout = self._ready.layout
         crossed, self._crossing = self._crossing, ()
         futures = []
         for rank_round in rank_rounds:
@@ -291,13 +264,10 @@ class TwoLevelSynchronizer(ParameterSynchronizer):
             futures.append(self._engine.submit(rank_round.task(bucket, self._clock.step, first)))
         self._engine.wait(futures)
         for bucket in layout.buckets:
-            for name, view in bucket.views.items():
-                self.tensors[name].copy_(view)
-                if never_negative(name):
-                    self.tensors[name].clamp_(min=0)
+            self._apply(bucket, late=False, exact=False)
 
     def _cross(self, rank_round: RankRound, first: int) -> None:
-        bucket = self._ready[0].buckets[rank_round.round.bucket]
+        bucket = self._ready.layout.buckets[rank_round.round.bucket]
         sent = bucket.flat[slice(*rank_round.round.span)].clone()
         rack = next(rack for rack in self._group.racks if self._engine.rank in rack)
         mean = sent * (len(rack) / self._group.size)
