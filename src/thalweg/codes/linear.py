@@ -39,6 +39,9 @@ class LinearCode:
         self._null = left[:, members - stragglers :]
         self._solution = lru_cache(DECODE_CACHE_ENTRIES)(self._solve)
 
+    def __repr__(self) -> str:
+        return f"LinearCode(members={self.members}, stragglers={self.stragglers})"
+
     def row(self, member: int) -> Matrix:
         row: Matrix = self.matrix[member]
         return row
