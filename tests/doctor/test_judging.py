@@ -37,8 +37,8 @@ def test_a_resolver_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch
         raise OSError
 
     monkeypatch.setattr(socket, "getaddrinfo", hang)
-    found = addresses.resolve_name("nobody", 0.05)
-    assert found.addresses is None
+    found = addresses.addresses_of("nobody", 0.05)
+    assert found.answers is None
     assert not ended.is_set()
     left.set()
     slow = addresses.lookups("nobody", "127.0.0.1", found)
@@ -63,7 +63,7 @@ def test_other_names_are_fine(resolved: list[str] | None) -> None:
 
 def test_a_loopback_address_among_hosts() -> None:
     [found] = addresses.traps([facts(0, address="127.0.1.1"), facts(1)])
-    assert (found.check, found.verdict, found.ranks) == ("meeting point", "fail", (0,))
+    assert (found.check, found.verdict, found.ranks) == ("rendezvous", "fail", (0,))
 
 
 # Calls

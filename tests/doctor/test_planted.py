@@ -264,8 +264,6 @@ def test_a_store_that_nobody_can_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = {f.check: f for f in found.findings if f.verdict == "fail"}
     assert found.reports
     assert wrong["store"].text.startswith("rank 1 can't reach the store at localhost:9: ")
-    assert (
-        "MASTER_ADDR is localhost, which is this host on every host" in wrong["meeting point"].text
-    )
-    assert wrong["meeting point"].ranks == (1,)
+    assert "MASTER_ADDR is localhost, which is this host on every host" in wrong["rendezvous"].text
+    assert wrong["rendezvous"].ranks == (1,)
     assert all(f.remedy for f in wrong.values())

@@ -135,7 +135,7 @@ def test_a_loopback_address_among_hosts_is_told(name: str) -> None:
     with Lab(hosts=2, name=name) as lab:
         [line], nothing = lab.run(work, process_group=False)
     assert nothing == []
-    assert line.startswith("meeting point: rank 0 on host0 would publish 127.0.1.1")
+    assert line.startswith("rendezvous: rank 0 on host0 would publish 127.0.1.1")
 
 
 class _Counting(StoreClient):

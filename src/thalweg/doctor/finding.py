@@ -20,7 +20,7 @@ from thalweg.errors import ranks_text
 Severity = Literal["fail", "warn", "ok"]
 VERDICTS: tuple[Severity, ...] = ("fail", "warn", "ok")  # worst first
 CHECKS = (
-    *("environment", "ranks", "store", "interface", "host name", "meeting point", "name lookups"),
+    *("environment", "ranks", "store", "interface", "host name", "rendezvous", "name lookups"),
     *("reachability", "rates", "clocks", "versions", "secret", "open files", "backlog", "buffers"),
     *("threads", "bfloat16", "cluster file", "disk", "lab"),
 )
