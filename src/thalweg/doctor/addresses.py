@@ -276,7 +276,7 @@ def traps(ranks: Sequence[RankFacts]) -> list[Finding]:
     hosts = by_host(ranks)
     if len(hosts) < 2:
         return [ok("host name", "all ranks are on one host, where loopback serves")]
-    found = []
+    findings = []
     for ranks_there in hosts.values():
         looped = [facts for facts in ranks_there if is_loopback(facts.address)]
         if looped:
@@ -284,7 +284,7 @@ def traps(ranks: Sequence[RankFacts]) -> list[Finding]:
                 f"{together(looped)} would publish {looped[0].address}, which is each host's own "
                 "loopback: MASTER_ADDR resolves to it"
             )
-            found.append(fail("rendezvous", detail, OTHER_ADDRESS_REMEDY, looped, named=True))
+            findings.append(fail("rendezvous", detail, OTHER_ADDRESS_REMEDY, looped, named=True))
         unnamed = [facts for facts in ranks_there if not facts.gloo_interface]
         trap = _trap(unnamed[0].name, unnamed[0].resolved) if unnamed else ""
         if trap:
@@ -293,8 +293,10 @@ def traps(ranks: Sequence[RankFacts]) -> list[Finding]:
                 "themselves"
             )
             remedy = _remedy(unnamed[0].name, unnamed[0].interface)
-            found.append(fail("host name", detail, remedy, unnamed))
-    return found or [ok("host name", "no host's name or address leads others back to themselves")]
+            findings.append(fail("host name", detail, remedy, unnamed))
+    return findings or [
+        ok("host name", "no host's name or address leads others back to themselves")
+    ]
 
 
 def _trap(name: str, addresses: Sequence[str] | None) -> str:

@@ -107,14 +107,14 @@ def local_checks(assignment: RankAssignment) -> tuple[RankFacts, Variables]:
 def accepted(environment: Variables) -> tuple[Variables, list[Finding]]:
     """The environment without settings that `World.join` would reject, and findings on those."""
     left = dict(environment)
-    found = []
+    findings = []
     for check, names, read in CHECKED_SETTINGS:
         try:
             read({name: left[name] for name in names if name in left})
         except ThalwegError as error:
-            found.append(fail(check, error.problem, error.remedy))
+            findings.append(fail(check, error.problem, error.remedy))
             left = {name: value for name, value in left.items() if name not in names}
-    return left, found
+    return left, findings
 
 
 def cluster_file(size: int, environment: Variables) -> Finding | None:
@@ -197,11 +197,11 @@ def _about_host(world: World, own: RankFacts, others: Sequence[RankFacts]) -> li
     facts = replace(own, interface=holder.name if holder else "", resolved=resolved)
     elsewhere = next(other for other in others if other.host != own.host)
     traps = addresses.traps([facts, elsewhere])
-    found = [finding for finding in traps if own.rank in finding.ranks]
+    findings = [finding for finding in traps if own.rank in finding.ranks]
     if world.rank_assignment is not None and not addresses.is_named(os.environ):
         choice = addresses.choice(world.rank_assignment.address, os.environ)
-        found.append(addresses.judge(own.address, choice, listed))
-    return found
+        findings.append(addresses.judge(own.address, choice, listed))
+    return findings
 
 
 def _own(world: World) -> RankFacts:

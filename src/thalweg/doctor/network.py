@@ -85,7 +85,7 @@ def unreachable(ranks: Sequence[RankFacts], pings: Sequence[PingResult]) -> list
             detail = f"{which} were tried, and reach each other"
         return [ok("reachability", detail)]
     known = {facts.rank: facts for facts in ranks}
-    found: list[Finding] = []
+    findings: list[Finding] = []
     explained: set[tuple[int, int]] = set()
     for facts in ranks:
         into = {pair for pair in outcomes if pair[1] == facts.rank}
@@ -94,15 +94,15 @@ def unreachable(ranks: Sequence[RankFacts], pings: Sequence[PingResult]) -> list
             failures = {broken[pair] for pair in into}
             detail = f"nobody reaches {facts.label} at {_where(facts)}: {_words(failures)}"
             remedy = f"{INTERFACE_REMEDY}; if that is the right one, {FIREWALL_REMEDY}"
-            found.append(fail("reachability", detail, remedy, [facts], named=True))
+            findings.append(fail("reachability", detail, remedy, [facts], named=True))
             explained |= into
         if len(out) > 1 and out <= broken.keys() and not out <= explained:
             failures = {broken[pair] for pair in out}
             detail = f"{facts.label} reaches nobody: {_words(failures)}"
-            found.append(fail("reachability", detail, _remedy(failures), [facts], named=True))
+            findings.append(fail("reachability", detail, _remedy(failures), [facts], named=True))
             explained |= out
     others = {pair: outcome for pair, outcome in broken.items() if pair not in explained}
-    return found + _pairs(known, others, outcomes)
+    return findings + _pairs(known, others, outcomes)
 
 
 def _pairs(known: Mapping[int, RankFacts], broken: Outcomes, outcomes: Outcomes) -> list[Finding]:
@@ -111,15 +111,15 @@ def _pairs(known: Mapping[int, RankFacts], broken: Outcomes, outcomes: Outcomes)
     for pair in broken:
         hosts = frozenset[object](known[rank].host for rank in pair)
         between.setdefault(hosts if len(hosts) == 2 else frozenset(pair), []).append(pair)
-    found = []
+    findings = []
     for pairs in between.values():
         ranks = [known[rank] for rank in sorted({rank for pair in pairs for rank in pair})]
         sides = [*by_host(ranks).values()]  # of two hosts, or of one
         one, other = sides if len(sides) == 2 else (ranks[:1], ranks[1:])
         both = (_direction(*ends, broken, outcomes) for ends in ((one, other), (other, one)))
         remedy = _remedy({broken[pair] for pair in pairs})
-        found.append(fail("reachability", "; ".join(both), remedy, ranks, named=True))
-    return found
+        findings.append(fail("reachability", "; ".join(both), remedy, ranks, named=True))
+    return findings
 
 
 def _direction(
@@ -155,7 +155,7 @@ def clock_findings(ranks: Sequence[RankFacts], pings: Sequence[PingResult]) -> l
     if len(hosts) < 2:
         return [ok("clocks", "all ranks are on one host")]
     first, *others = hosts.values()
-    found = []
+    findings = []
     largest = 0.0
     for there in others:
         best = _offset(first, there, pings)
@@ -170,9 +170,9 @@ def clock_findings(ranks: Sequence[RankFacts], pings: Sequence[PingResult]) -> l
                 f"take {about(error, 's')}): logs of the two can't be put in order"
             )
             remedy = f"run an NTP client (chrony, systemd-timesyncd) on {there[0].name}"
-            found.append(warn("clocks", detail, remedy, there))
+            findings.append(warn("clocks", detail, remedy, there))
     within = f"within {about(largest, 's')} of {first[0].name}'s on all hosts that were reached"
-    return found or [ok("clocks", within)]
+    return findings or [ok("clocks", within)]
 
 
 def _offset(
@@ -181,15 +181,15 @@ def _offset(
     """The seconds by which the clock of `there` is ahead, and their error: half of the shortest
     round trip. None without a ping between the two hosts."""
     ours, theirs = ({facts.rank for facts in side} for side in (first, there))
-    found = []
+    offsets = []
     for ping in pings:
         if ping.outcome == PING_OK and ping.caller in ours and ping.peer in theirs:
-            found.append((ping.round_trip, ping.ahead))
+            offsets.append((ping.round_trip, ping.ahead))
         elif ping.outcome == PING_OK and ping.caller in theirs and ping.peer in ours:
-            found.append((ping.round_trip, -ping.ahead))
-    if not found:
+            offsets.append((ping.round_trip, -ping.ahead))
+    if not offsets:
         return None
-    round_trip, ahead = min(found)
+    round_trip, ahead = min(offsets)
     return ahead, round_trip / 2
 
 
@@ -242,14 +242,14 @@ def rate_findings(
     slow, middle = slow_flows(rates), _median(rates)
     hosts = [rank for rank in known if _is_slow_host(rank, rates, slow)]
     pairs = [flow for flow in slow if not {*flow} & {*hosts}]
-    found = [
+    findings = [
         *(_about_flow(fail, known, flow, LOST_FLOW_TEXTS) for flow in silent[:MAX_RATE_FINDINGS]),
         *(_slow_host(known[rank], rates, _median(_best_of_hosts(rates))) for rank in hosts),
     ]
     if len(pairs) <= MAX_RATE_FINDINGS:
         for flow in pairs:
             detail = f"{_bits(rates[flow])}; the median of all pairs is {_bits(middle)}"
-            found.append(_about_flow(warn, known, flow, (detail, SLOW_PAIR_REMEDY)))
+            findings.append(_about_flow(warn, known, flow, (detail, SLOW_PAIR_REMEDY)))
     else:
         worst = min(pairs, key=lambda flow: rates[flow])
         detail = (
@@ -257,20 +257,20 @@ def rate_findings(
             f"the slowest {_ends(known, worst)}: {_bits(rates[worst])}"
         )
         affected = [known[rank] for rank in sorted({rank for flow in pairs for rank in flow})]
-        found.append(warn("rates", detail, SLOW_PAIRS_REMEDY, affected, named=True))
-    if not found and not rates:
+        findings.append(warn("rates", detail, SLOW_PAIRS_REMEDY, affected, named=True))
+    if not findings and not rates:
         reason = "there is one host" if len(known) == 1 else "no two hosts reach each other"
         return [ok("rates", f"nothing to measure: {reason}")]
     all_pairs = len(known) * (len(known) - 1)
     which = "all ordered pairs of hosts"
     if len(rates) < all_pairs:
         which = f"{len(rates)} of {all_pairs} ordered pairs of hosts, the others left out"
-    if not found:
+    if not findings:
         least = _bits(min(rates.values()))
         return [ok("rates", f"{which}: median {_bits(middle)}, minimum {least}")]
     if len(rates) + len(silent) < all_pairs:
-        found.append(ok("rates", f"{which}: median {_bits(middle)}"))
-    return found
+        findings.append(ok("rates", f"{which}: median {_bits(middle)}"))
+    return findings
 
 
 def _is_slow_host(rank: int, rates: Mapping[Flow, float], slow: Sequence[Flow]) -> bool:

@@ -222,9 +222,9 @@ class Monitor:
     def _flows(self, sent: Sequence[ConnectionTraffic]) -> tuple[FlowRecord, ...]:
         """The traffic to each other host, by the first rank there."""
         flows: defaultdict[int, list[ConnectionTraffic]] = defaultdict(list)
-        for one in sent:
-            if (peer := self._peer_addresses.rank_at(one.address)) is not None:
-                flows[peer].append(one)
+        for connection in sent:
+            if (peer := self._peer_addresses.rank_at(connection.address)) is not None:
+                flows[peer].append(connection)
         return tuple(
             FlowRecord(peer, sum(s.nbytes for s in some), max(s.busy for s in some))
             for peer, some in flows.items()
@@ -269,7 +269,11 @@ class Monitor:
         reports: dict[int, Mapping[str, Any]] = {}
         for rank, text in self._read_reports(store).items():
             entries = reports[rank] = json.loads(text)
-            new = (one for one in entries["steps"] if self._straggler_detector.is_new(rank, one[0]))
+            new = (
+                report
+                for report in entries["steps"]
+                if self._straggler_detector.is_new(rank, report[0])
+            )
             self._straggler_detector.see(rank, map(StepReport.read, new))
             if rank != self.rank:
                 self.step_totals[rank] = StepTotals(**entries["tally"])
@@ -281,7 +285,7 @@ class Monitor:
         if stragglers or before:
             answer = {
                 "step": self._straggler_detector.newest,
-                "late": [each.entries() for each in stragglers],
+                "late": [straggler.entries() for straggler in stragglers],
             }
             store.set(STRAGGLERS_KEY, json.dumps(answer))
         for hang in self._hang_detector.find_hung(reports):

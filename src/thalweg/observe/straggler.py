@@ -54,5 +54,5 @@ def log_line(stragglers: Sequence[Straggler], before: Sequence[Straggler] = ()) 
     """The log line for changed stragglers."""
     if stragglers:
         return f"straggler: {'; '.join(map(str, stragglers))}"
-    resolved = "; ".join(each.why for each in before)
+    resolved = "; ".join(straggler.why for straggler in before)
     return f"straggler resolved: {resolved}" if resolved else "no stragglers"

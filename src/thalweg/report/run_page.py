@@ -112,8 +112,8 @@ def _add_hero(main: ET.Element, run: RunReport) -> None:
     add(hero, "h2", "Stragglers")
     worst = run.stragglers[0] if run.stragglers else None
     add(hero, "p", "No stragglers." if worst is None else _sentence(worst.why), "plan")
-    exposed = sum(each.exposed * each.steps for each in run.accounts)
-    seconds = sum(each.seconds * each.steps for each in run.accounts)
+    exposed = sum(account.exposed * account.steps for account in run.accounts)
+    seconds = sum(account.seconds * account.steps for account in run.accounts)
     entries = [
         (about(run.seconds, "s"), "mean step time"),
         (f"{exposed / seconds if seconds else 0:.0%}", "of it is exposed communication"),
@@ -125,7 +125,7 @@ def _add_hero(main: ET.Element, run: RunReport) -> None:
     add(hero, "p", _sentence(worst.when))
     if others := run.stragglers[1:MAX_SHOWN_STRAGGLERS]:
         add(hero, "p", "Other stragglers:")
-        bullets(hero, (_sentence(str(each)) for each in others))
+        bullets(hero, (_sentence(str(account)) for account in others))
 
 
 def _sentence(text: str) -> str:
@@ -133,18 +133,18 @@ def _sentence(text: str) -> str:
 
 
 def _add_maps(main: ET.Element, run: RunReport) -> None:
-    names = {each.rank: f"{each.rank} {each.host}" for each in run.accounts}
+    names = {account.rank: f"{account.rank} {account.host}" for account in run.accounts}
     ranks = {rank: steps for rank, steps in run.timeline.by_rank.items() if rank in names}
     lead = "Compute time of each rank above the median of all ranks, by its own clock."
-    found = section(main, "Compute time above the median", lead)
-    add_heat_map(found, ranks, names, computing_beyond, "of step time", "exceeded the median by")
+    parent = section(main, "Compute time above the median", lead)
+    add_heat_map(parent, ranks, names, computing_beyond, "of step time", "exceeded the median by")
     if any(step.flows for steps in ranks.values() for step in steps):
         lead = (
             "Rate of each host's slowest connection below the median, while it had data to send. A "
             "slow NIC shows in its own row and in the rows of hosts that send to it."
         )
-        found = section(main, "Flow rate below the median", lead)
-        add_heat_map(found, ranks, names, sending_below, "of the median rate", "was slower by")
+        parent = section(main, "Flow rate below the median", lead)
+        add_heat_map(parent, ranks, names, sending_below, "of the median rate", "was slower by")
 
 
 def _add_table(main: ET.Element, accounts: Sequence[RankBreakdown]) -> None:
@@ -152,12 +152,12 @@ def _add_table(main: ET.Element, accounts: Sequence[RankBreakdown]) -> None:
         "Step time is compute time, exposed communication and time blocked between steps. "
         "Overlapped communication and encoding take place meanwhile."
     )
-    found = section(main, "Step time of each rank", lead)
+    parent = section(main, "Step time of each rank", lead)
     shown, rest = slowest_first(accounts, MAX_ACCOUNT_ROWS)
-    table(found, "Ranks", shown, RANK_COLUMNS | RATE_COLUMN)
+    table(parent, "Ranks", shown, RANK_COLUMNS | RATE_COLUMN)
     if rest:
         label = counted(len(rest), "more rank")
-        table(details(found, label), label, rest, RANK_COLUMNS | RATE_COLUMN)
+        table(details(parent, label), label, rest, RANK_COLUMNS | RATE_COLUMN)
 
 
 def _add_clocks(main: ET.Element, run: RunReport) -> None:
@@ -174,21 +174,21 @@ def _add_clocks(main: ET.Element, run: RunReport) -> None:
 
 def _add_notes(main: ET.Element, run: RunReport) -> None:
     if run.notes:
-        found = section(main, "Events")
+        parent = section(main, "Events")
         texts = [_sentence(str(note)) for note in run.notes]
-        bullets(found, texts[:MAX_SHOWN_NOTES])
+        bullets(parent, texts[:MAX_SHOWN_NOTES])
         if rest := texts[MAX_SHOWN_NOTES:]:
-            bullets(details(found, f"{len(rest)} more"), rest)
+            bullets(details(parent, f"{len(rest)} more"), rest)
 
 
 def add_rank_bars(parent: ET.Element, accounts: Sequence[RankBreakdown]) -> None:
     entries = [
         (part, text, LEGEND_PIXELS if name in PARTS else THIN_BAR_PIXELS)
         for name, (part, text) in (PARTS | OVERLAPPED_PARTS).items()
-        if any(getattr(each, name) > 0 for each in accounts)
+        if any(getattr(account, name) > 0 for account in accounts)
     ]
     add_legend(parent, entries)
-    longest = max(each.seconds for each in accounts) or 1.0
+    longest = max(account.seconds for account in accounts) or 1.0
     shown, rest = slowest_first(accounts, MAX_ACCOUNT_BARS)
     _add_bars(parent, shown, longest)
     if rest:
@@ -199,22 +199,22 @@ def slowest_first(
     accounts: Sequence[RankBreakdown], most: int
 ) -> tuple[list[RankBreakdown], list[RankBreakdown]]:
     """The ranks with the longest compute times, and the others; both in the order of ranks."""
-    slow = sorted(accounts, key=lambda each: -each.computing)
+    slow = sorted(accounts, key=lambda account: -account.computing)
     return (
-        sorted(slow[:most], key=lambda each: each.rank),
-        sorted(slow[most:], key=lambda each: each.rank),
+        sorted(slow[:most], key=lambda account: account.rank),
+        sorted(slow[most:], key=lambda account: account.rank),
     )
 
 
 def _add_bars(parent: ET.Element, accounts: Sequence[RankBreakdown], longest: float) -> None:
     bars = add(parent, "div", name="bars")
-    for each in accounts:
-        row, label = add_bar(bars, each.seconds)
-        label.text = f"rank {each.rank} on {each.host}"
-        values = {name: float(getattr(each, name)) for name in (*PARTS, *OVERLAPPED_PARTS)}
+    for account in accounts:
+        row, label = add_bar(bars, account.seconds)
+        label.text = f"rank {account.rank} on {account.host}"
+        values = {name: float(getattr(account, name)) for name in (*PARTS, *OVERLAPPED_PARTS)}
         lanes = {
             top: [(part, values[name]) for name, (part, _) in parts.items()]
             for top, parts in ((0, PARTS), (BAR_PIXELS + 2, OVERLAPPED_PARTS))
         }
-        title = f"rank {each.rank}: {parts_text(values)}"
+        title = f"rank {account.rank}: {parts_text(values)}"
         draw_bar(row, title, lanes, longest, BAR_PIXELS + 2 + THIN_BAR_PIXELS)

@@ -144,12 +144,16 @@ def _draw(
     drawn = add(grid, "svg", width="100%", height=str(TALL), role="img", aria_label=title)
     tip(drawn, title)
     add(drawn, "rect", name="back", width="100%", height=str(TALL))
-    one = 100 / len(bins)
+    cell_width = 100 / len(bins)
     for index, (steps, value) in enumerate(zip(bins, row, strict=True)):
         strength = value / strongest
         if strength < FAINTEST:
             continue
-        place = {"x": f"{index * one:.3f}%", "width": f"{one:.3f}%", "height": str(TALL)}
+        place = {
+            "x": f"{index * cell_width:.3f}%",
+            "width": f"{cell_width:.3f}%",
+            "height": str(TALL),
+        }
         cell = add(drawn, "rect", name="hot", **place)
         cell.set("fill-opacity", f"{strength:.2f}")
         when = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
