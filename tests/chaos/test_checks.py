@@ -54,7 +54,7 @@ def all_of(history: History, sync: str = "ring") -> list[Violation]:
         sync=sync,
         batch=BATCH,
         expected=iter([(DIGESTS[step], CHECKSUMS[step]) for step in DIGESTS]),
-        bound=BOUND,
+        recovery_limit=BOUND,
     )
 
 
@@ -285,7 +285,7 @@ def test_how_long_a_fault_was_felt() -> None:
 
 
 def test_the_others_go_on_late() -> None:
-    found = liveness.progress(fault_times(sound(), CLUSTER), bound=1.0)
+    found = liveness.progress(fault_times(sound(), CLUSTER), recovery_limit=1.0)
     assert [f.text for f in found] == [
         "fault 0: kill rank 1 for 4 s: the other ranks stalled for 1.5 s"
     ]
@@ -293,7 +293,7 @@ def test_the_others_go_on_late() -> None:
 
 def test_it_is_back_late() -> None:
     early = doctored(lambda e: isinstance(e, Healed), time=5.5)
-    found = liveness.progress(fault_times(early, CLUSTER), bound=BOUND)
+    found = liveness.progress(fault_times(early, CLUSTER), recovery_limit=BOUND)
     assert [f.text for f in found] == [
         "fault 0: kill rank 1 for 4 s: rank 1 rejoined 4.5 s after it ended"
     ]
@@ -305,13 +305,13 @@ def test_one_that_was_left_out_stays_away_by_itself() -> None:
         replace(e, reason="rank 1 is not reached by others") if isinstance(e, Named) else e
         for e in late
     ]
-    assert liveness.progress(fault_times(history_of(late), CLUSTER), bound=BOUND)
-    assert liveness.progress(fault_times(history_of(reported), CLUSTER), bound=BOUND) == []
+    assert liveness.progress(fault_times(history_of(late), CLUSTER), recovery_limit=BOUND)
+    assert liveness.progress(fault_times(history_of(reported), CLUSTER), recovery_limit=BOUND) == []
 
 
 def test_it_is_never_well_again() -> None:
     lost = without(lambda e: isinstance(e, Recovered))
-    found = liveness.progress(fault_times(lost, CLUSTER), bound=100.0)
+    found = liveness.progress(fault_times(lost, CLUSTER), recovery_limit=100.0)
     assert [f.fault for f in found] == [0]
 
 

@@ -38,7 +38,7 @@ def put_through(
 ) -> ChaosResult:
     lines: list[str] = []
     outcome = run_chaos(
-        ChaosConfig(sync=sync, seed=seed, faults=faults, kinds=kinds, bound=BOUND),
+        ChaosConfig(sync=sync, seed=seed, faults=faults, kinds=kinds, recovery_limit=BOUND),
         Cluster.flat(workers) if lab is None else lab.cluster,
         lab,
         tmp_path,

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from thalweg.doctor.addresses import Interface, holder, judge, list_interfaces, rejected, why
+from thalweg.doctor.addresses import Interface, choice, holder, judge, list_interfaces, rejected
 
 LOOPBACK = Interface(name="lo", addresses=("127.0.0.1", "::1"), up=True, mbps=0)
 SLOW = Interface(name="eth0", addresses=("10.0.0.5",), up=True, mbps=1000)
 FAST = Interface(name="ib0", addresses=("10.9.0.5",), up=True, mbps=100_000)
 BRIDGE = Interface(name="docker0", addresses=("172.17.0.1",), up=True, mbps=10_000)
-WAY = why("10.0.0.1", {})
+ON_THE_ROUTE = choice("10.0.0.1", {})
 
 
 @pytest.mark.parametrize(
@@ -27,8 +27,8 @@ WAY = why("10.0.0.1", {})
     ],
 )
 def test_every_other_has_its_reason(interface: Interface, reason: str) -> None:
-    assert rejected(interface, WAY).startswith(reason)
-    text = judge("10.0.0.5", WAY, [SLOW, interface]).detail
+    assert rejected(interface, ON_THE_ROUTE).startswith(reason)
+    text = judge("10.0.0.5", ON_THE_ROUTE, [SLOW, interface]).detail
     assert text.startswith(
         "eth0 10.0.0.5 (1 Gbit/s): on the route to 10.0.0.1, the rendezvous address; not "
     )
@@ -36,13 +36,13 @@ def test_every_other_has_its_reason(interface: Interface, reason: str) -> None:
 
 
 def test_the_named_one_is_why() -> None:
-    reason = why("10.0.0.1", {"GLOO_SOCKET_IFNAME": "eth0"})
-    assert reason == "GLOO_SOCKET_IFNAME names it"
-    assert rejected(FAST, reason) == "not named"
+    named = choice("10.0.0.1", {"GLOO_SOCKET_IFNAME": "eth0"})
+    assert named.reason == "GLOO_SOCKET_IFNAME names it"
+    assert rejected(FAST, named) == "not named"
 
 
 def test_a_much_faster_one_is_pointed_at() -> None:
-    found = judge("10.0.0.5", WAY, [LOOPBACK, SLOW, FAST])
+    found = judge("10.0.0.5", ON_THE_ROUTE, [LOOPBACK, SLOW, FAST])
     assert found.verdict == "warn"
     assert "ib0 10.9.0.5 is faster (100 Gbit/s)" in found.detail
     assert found.remedy.startswith("set THALWEG_IFNAME=ib0")
@@ -50,11 +50,11 @@ def test_a_much_faster_one_is_pointed_at() -> None:
 
 @pytest.mark.parametrize("others", [[LOOPBACK, BRIDGE], [LOOPBACK], []])
 def test_nobody_is_sent_to_a_bridge(others: list[Interface]) -> None:
-    assert judge("10.0.0.5", WAY, [SLOW, *others]).verdict == "ok"
+    assert judge("10.0.0.5", ON_THE_ROUTE, [SLOW, *others]).verdict == "ok"
 
 
 def test_a_bridge_that_was_chosen_is_a_warning() -> None:
-    found = judge("172.17.0.1", WAY, [LOOPBACK, SLOW, BRIDGE])
+    found = judge("172.17.0.1", ON_THE_ROUTE, [LOOPBACK, SLOW, BRIDGE])
     assert found.verdict == "warn"
     assert "THALWEG_IFNAME" in found.remedy
 

@@ -37,8 +37,8 @@ def test_a_resolver_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch
         raise OSError
 
     monkeypatch.setattr(socket, "getaddrinfo", hang)
-    found = addresses.resolve_name("nobody", 0.05)
-    assert found.addresses is None
+    found = addresses.addresses_of("nobody", 0.05)
+    assert found.answers is None
     assert not ended.is_set()
     left.set()
     slow = addresses.lookups("nobody", "127.0.0.1", found)

@@ -51,7 +51,7 @@ def test_the_sections_come_in_the_order_of_a_readers_questions() -> None:
         "Step time by step",
         "Compute time above the median",
         "Flow rate below the median",
-        "Table",
+        "Step time of each rank",
         "Clocks",
         "Events",
     ]

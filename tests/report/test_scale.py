@@ -2,12 +2,13 @@ from __future__ import annotations
 
 from itertools import pairwise
 from math import inf
+from xml.etree import ElementTree as ET
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thalweg.report.chart import Scale, scale_of, spread, value_at
+from thalweg.report.chart import LineChart, Mark, Scale, add_chart, scale_of, spread, value_at
 
 POSITIVE = st.floats(1e-6, 1e12)
 
@@ -52,6 +53,29 @@ def test_labels_that_are_apart_stay() -> None:
     assert spread([80, 10, 40], 15, 0, 100) == [80, 10, 40]
 
 
-def test_between_two_points_the_curve_is_a_power_of_the_rate() -> None:
-    assert value_at([1, 100], [10, 0.1], 10) == pytest.approx(1)
+def test_a_value_between_two_points_and_beyond_the_last() -> None:
+    assert value_at([1, 100], [10, 0.1], 50.5) == pytest.approx(5.05)
     assert value_at([1, 100], [10, 0.1], 1000) == 0.1
+
+
+@pytest.mark.parametrize("logarithmic", [False, True])
+def test_a_mark_is_on_its_curve(logarithmic: bool) -> None:
+    xs = (1.0, 100.0) if logarithmic else (0.0, 99.0)
+    chart = LineChart(
+        title="",
+        x_title="",
+        x_text=str,
+        xs=xs,
+        curves={"plan": (10.0, 0.1)},
+        marks=[Mark(at=10.0 if logarithmic else 49.5, text="half-way", curve="plan")],
+        size=(736, 380),
+        logarithmic=logarithmic,
+    )
+    page = ET.Element("div")
+    add_chart(page, chart)
+    for drawing in page:
+        line = next(drawing.iter("polyline")).attrib["points"].split()
+        (x1, y1), (x2, y2) = (map(float, point.split(",")) for point in line)
+        [point] = [e for e in drawing.iter("circle") if e.get("class") == "point"]
+        assert float(point.attrib["cx"]) == pytest.approx((x1 + x2) / 2, abs=0.2)
+        assert float(point.attrib["cy"]) == pytest.approx((y1 + y2) / 2, abs=0.2)

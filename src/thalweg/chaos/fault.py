@@ -14,9 +14,11 @@ disk       the disk for checkpoints is full                    it has free space
 corrupt    bytes of the newest checkpoint are flipped          the next checkpoint
 
 A run survives the loss of up to half of its ranks, since at least half continue. So at most two
-faults overlap, they hit different ranks, and together at most half of all ranks. Every fault ends,
-and all ranks train together again before the next fault, unless that overlaps. The store, the disk
-and checkpoints are hit while no other fault is active.
+faults overlap, they hit different ranks, and together at most half of all ranks; a rack that has
+more ranks is never hit. A black hole counts as two ranks where it overlaps another fault. Alone it
+may hit any two, also of two or three ranks, since it is survived by leaving out one of them. Every
+fault ends, and all ranks train together again before the next fault, unless that overlaps. The
+store, the disk and checkpoints are hit while no other fault is active.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ OVERLAP_GAP_SECONDS = (0.1, 0.8)  # between two faults that overlap
 FAULT_HOLD_SECONDS = (1.5, 4.0)  # duration of most faults
 SHORT_FAULT_SECONDS = (0.05, 0.4)  # duration of faults that may pass unnoticed
 LONG_FAULT_SECONDS = (5.0, 15.0)  # some exceed every heartbeat timeout
-OVERLAPPING_FAULT_FRACTION = 0.25
+OVERLAPPING_FAULT_FRACTION = 0.25  # of the faults that may overlap the one before
+RACK_FAULT_FRACTION = 0.25  # of the faults of a link; the others hit a NIC
+SHORT_FAULT_FRACTION, LONG_FAULT_FRACTION = 0.2, 0.1  # of the faults that last
 DEGRADED_LINK_RATES = ("5mbit", "20mbit")
 
 
@@ -125,7 +129,7 @@ def draw_faults(
 
 
 def max_ranks_down(cluster: Cluster) -> int:
-    """The most ranks that faults may hit at once."""
+    """The number of ranks that faults may hit at once, except for a single black hole."""
     return cluster.workers // 2
 
 
@@ -139,9 +143,9 @@ def _may_overlap(before: Fault, fault: Fault, cluster: Cluster) -> bool:
 def _draw(random: Random, number: int, cluster: Cluster, kind: FaultKind) -> Fault:
     rack = peer = None
     rank = None if kind in FAULTS_WITHOUT_VICTIM else random.randrange(cluster.workers)
-    if kind in ("cut", "oneway", "degrade") and random.random() < 0.25:
-        most = max_ranks_down(cluster)
-        small = [n for n in range(len(cluster.racks)) if len(_ranks(cluster, n)) <= most]
+    if kind in ("cut", "oneway", "degrade") and random.random() < RACK_FAULT_FRACTION:
+        limit = max_ranks_down(cluster)
+        small = [n for n in range(len(cluster.racks)) if len(_ranks(cluster, n)) <= limit]
         if small:
             rank, rack = None, random.choice(small)
     if kind == "blackhole":
@@ -161,9 +165,10 @@ def _draw(random: Random, number: int, cluster: Cluster, kind: FaultKind) -> Fau
 
 def _hold(random: Random) -> float:
     luck = random.random()
-    if luck < 0.2:
+    if luck < SHORT_FAULT_FRACTION:
         return _seconds(random, SHORT_FAULT_SECONDS)
-    return _seconds(random, LONG_FAULT_SECONDS if luck > 0.9 else FAULT_HOLD_SECONDS)
+    is_long = luck > 1 - LONG_FAULT_FRACTION
+    return _seconds(random, LONG_FAULT_SECONDS if is_long else FAULT_HOLD_SECONDS)
 
 
 def _seconds(random: Random, bounds: tuple[float, float]) -> float:

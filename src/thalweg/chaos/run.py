@@ -42,7 +42,7 @@ class ChaosConfig:
     seed: int
     faults: int
     kinds: tuple[FaultKind, ...]
-    bound: float  # seconds within which training must continue after a fault
+    recovery_limit: float  # seconds within which training must continue after a fault
     hold: float | None = None  # seconds that each fault lasts; drawn if None
 
     def __post_init__(self) -> None:
@@ -82,7 +82,7 @@ def run_chaos(
     faults = draw_faults(config.seed, cluster, config.faults, config.kinds, config.hold)
     disk = Disk() if {"disk", "corrupt"} & set(config.kinds) else None
     start = time()
-    samples()  # once, before workers fork
+    samples()  # makes and caches the data set, before workers are forked, which share it
     try:
         with (folder / "history.jsonl").open("w", encoding="utf-8") as file:
             history = History(faults, file)
@@ -131,7 +131,7 @@ def run_chaos(
             sync=config.sync,
             batch=CHAOS_BATCH_SAMPLES,
             expected=expected_states(config.seed),
-            bound=config.bound,
+            recovery_limit=config.recovery_limit,
         ),
         steps=max((commit.step for commit in history.commits), default=0),
         commits=len(history.commits),
@@ -141,6 +141,8 @@ def run_chaos(
 
 
 def run_rows(results: Iterable[ChaosResult]) -> list[Row]:
+    """A row for each run: its plan (`sync`), the numbers of its faults, of the steps of the run and
+    of all steps of all ranks (`commits`), its duration in seconds, violations and history file."""
     return [
         {
             "sync": result.config.sync,
@@ -157,6 +159,9 @@ def run_rows(results: Iterable[ChaosResult]) -> list[Row]:
 
 
 def fault_rows(results: Iterable[ChaosResult]) -> list[Row]:
+    """A row for each fault: its number in the run, what was drawn (see `Fault`), and in seconds the
+    time to its detection, the stall of the other ranks (`went_on`), the time from its end until the
+    ranks that were hit rejoined (`back`), and the time from its beginning to its recovery."""
     return [
         {
             "sync": result.config.sync,
@@ -178,16 +183,17 @@ def fault_rows(results: Iterable[ChaosResult]) -> list[Row]:
 
 
 def kind_rows(rows: Sequence[Row]) -> list[Row]:
-    """The rows of `fault_rows`, summarized for each plan and each kind of fault."""
-    found = []
+    """The rows of `fault_rows`, summarized for each plan and each kind of fault: the times are
+    their median and maximum."""
+    summaries = []
     for sync in dict.fromkeys(row["sync"] for row in rows):
         for kind in FAULT_KINDS:
-            alike = [row for row in rows if (row["sync"], row["kind"]) == (sync, kind)]
-            if alike:
-                summary: Row = {"sync": sync, "kind": kind, "faults": len(alike)}
+            faults = [row for row in rows if (row["sync"], row["kind"]) == (sync, kind)]
+            if faults:
+                summary: Row = {"sync": sync, "kind": kind, "faults": len(faults)}
                 for key in ("detected", "went_on", "back"):
-                    values = [row[key] for row in alike if row[key] is not None]
+                    values = [row[key] for row in faults if row[key] is not None]
                     summary[key] = (median(values), max(values)) if values else None
-                summary["violations"] = sum(len(row["violations"]) for row in alike)
-                found.append(summary)
-    return found
+                summary["violations"] = sum(len(row["violations"]) for row in faults)
+                summaries.append(summary)
+    return summaries

@@ -172,8 +172,8 @@ class _Recorder:
 
     def incidents(self) -> None:
         """Report the changes of members since the last call."""
-        found = self._run.incidents
-        for change in found[self._reported_incidents :]:
+        changes = self._run.incidents
+        for change in changes[self._reported_incidents :]:
             self(
                 Named(
                     time=change.over,
@@ -188,7 +188,7 @@ class _Recorder:
                     reason=change.reason,
                 )
             )
-        self._reported_incidents = len(found)
+        self._reported_incidents = len(changes)
 
     def save(self, disk: Path) -> None:
         """Save a checkpoint; the run continues if the disk is full."""

@@ -92,7 +92,9 @@ def chaos(
     from thalweg.chaos.run import ChaosConfig, fault_rows, kind_rows, run_rows  # imports torch
 
     configs = (
-        ChaosConfig(sync=plan, seed=number, faults=faults, kinds=chosen, bound=within, hold=held)
+        ChaosConfig(
+            sync=plan, seed=number, faults=faults, kinds=chosen, recovery_limit=within, hold=held
+        )
         for number in (count(seed) if seconds is not None else [seed])
         for plan in sync or ["ring"]
     )
@@ -191,6 +193,6 @@ def _summary(result: ChaosResult) -> str:
 def _options(config: ChaosConfig) -> str:
     """The options of `thalweg chaos` that repeat this run."""
     words = ["--sync", config.sync, "--faults", str(config.faults), "--seed", str(config.seed)]
-    words += ["--bound", f"{config.bound:g}s"]
+    words += ["--bound", f"{config.recovery_limit:g}s"]
     words += [] if config.hold is None else ["--hold", f"{config.hold:g}s"]
     return shlex.join([*words, "--kinds", ",".join(config.kinds)])

@@ -60,7 +60,7 @@ def report(
         raise UsageError(f"the records in {records} have no step", "train for longer")
     with working("Analysing"):
         found = run_report(run, first=first, last=last, cluster=where)
-    if not found.run.steps:
+    if not found.timeline.steps:
         raise UsageError(
             f"no step from {steps} is on record",
             f"give steps between {run.steps[0]} and {run.steps[-1]}",
@@ -74,7 +74,7 @@ def report(
         output.print(f"Trace: {trace} (open it in ui.perfetto.dev)")
     if tensorboard is not None:
         with working("Writing scalars"):
-            write_scalars(tensorboard, found.run)
+            write_scalars(tensorboard, found.timeline)
         output.print(f"Scalars: tensorboard --logdir {tensorboard}")
     if page is not None:
         output.write("Page", page, run_page(found))
@@ -92,7 +92,7 @@ def _range(text: str | None) -> tuple[int | None, int | None]:
 
 
 def _settings(records: Path, found: RunReport) -> dict[str, Any]:
-    steps = found.run.steps
+    steps = found.timeline.steps
     return {
         "records": str(records),
         "steps": [steps[0], steps[-1]],
@@ -101,22 +101,24 @@ def _settings(records: Path, found: RunReport) -> dict[str, Any]:
         "notes": [asdict(event) for event in found.notes],
         "clocks": [
             {"rank": lane.rank, "aligned_by": lane.aligned.value, "error": lane.error}
-            for lane in found.run.rank_timelines.values()
+            for lane in found.timeline.rank_timelines.values()
         ],
-        "remarks": list(found.run.remarks),
+        "remarks": list(found.timeline.remarks),
         "assumed": list(found.cluster.assumed),
     }
 
 
 def _print(output: Output, found: RunReport) -> None:
-    steps = found.run.steps
+    steps = found.timeline.steps
     output.print(
         f"steps {steps[0]} to {steps[-1]} of {len(found.accounts)} ranks: "
         f"{about(found.seconds, 's')} per step",
         table_of(found.accounts, RANK_COLUMNS),
     )
-    errors = [lane.error for lane in found.run.rank_timelines.values() if lane.error is not None]
+    errors = [
+        lane.error for lane in found.timeline.rank_timelines.values() if lane.error is not None
+    ]
     lines = [f"straggler: {each}" for each in found.stragglers] or ["no stragglers"]
     lines += map(str, found.notes)
     lines += [f"clock error at most {about(max(errors), 's')}"] if errors else []
-    output.print(*lines, *found.run.remarks, soft_wrap=True)
+    output.print(*lines, *found.timeline.remarks, soft_wrap=True)

@@ -20,6 +20,7 @@ from ipaddress import ip_address
 from queue import Empty, SimpleQueue
 from threading import Thread
 from time import monotonic
+from typing import NamedTuple
 
 import psutil
 
@@ -59,6 +60,13 @@ class Interface:
         )
 
 
+class InterfaceChoice(NamedTuple):
+    """The reason for which an interface was chosen, and whether a variable names it."""
+
+    reason: str
+    is_named: bool
+
+
 def list_interfaces() -> list[Interface]:
     """All interfaces of this host's network stack."""
     states = psutil.net_if_stats()
@@ -66,9 +74,9 @@ def list_interfaces() -> list[Interface]:
         Interface(
             name=name,
             addresses=tuple(
-                str(found.address).partition("%")[0]
-                for found in addresses
-                if found.family in (socket.AF_INET, socket.AF_INET6)
+                str(entry.address).partition("%")[0]
+                for entry in addresses
+                if entry.family in (socket.AF_INET, socket.AF_INET6)
             ),
             up=name in states and states[name].isup,
             mbps=states[name].speed if name in states else 0,
@@ -89,37 +97,41 @@ def is_named(environment: Mapping[str, str]) -> bool:
     return any(map(environment.get, INTERFACE_VARIABLES))
 
 
-def why(rendezvous: str | None, environment: Mapping[str, str]) -> str:
-    """The reason for which the interface was chosen."""
+def choice(rendezvous: str | None, environment: Mapping[str, str]) -> InterfaceChoice:
+    """The reason for the interface that `own_address` chooses in this environment."""
     for variable in filter(environment.get, INTERFACE_VARIABLES):
-        return f"{variable} names it"
+        return InterfaceChoice(f"{variable} names it", True)
     if rendezvous is None:
-        return "this process is alone"
-    return f"on the route to {rendezvous}, the rendezvous address"
+        return InterfaceChoice("this process is alone", False)
+    return InterfaceChoice(f"on the route to {rendezvous}, the rendezvous address", False)
 
 
-def rejected(interface: Interface, reason_of_choice: str) -> str:
-    """The first reason that applies why this interface wasn't chosen."""
+def unusable(interface: Interface) -> str:
+    """The first reason that applies why this interface can't serve; empty if it can."""
     reasons = {
         "loopback": any(map(is_loopback, interface.addresses)),
         "down": not interface.up,
         "no address": not interface.addresses,
         "link-local address only": not interface.useful,
         "for containers or virtual machines": VIRTUAL_INTERFACE_PATTERN.match(interface.name),
-        "not named": "names it" in reason_of_choice,
     }
-    return next((reason for reason, applies in reasons.items() if applies), "not on the route")
+    return next((reason for reason, applies in reasons.items() if applies), "")
 
 
-def judge(address: str, reason: str, interfaces: Sequence[Interface]) -> Finding:
-    """The finding on the chosen address; `reason` is why it was chosen."""
+def rejected(interface: Interface, chosen: InterfaceChoice) -> str:
+    """The reason for which this interface wasn't chosen."""
+    return unusable(interface) or ("not named" if chosen.is_named else "not on the route")
+
+
+def judge(address: str, why: InterfaceChoice, interfaces: Sequence[Interface]) -> Finding:
+    """The finding on the chosen address; `why` is the reason for it."""
     chosen = holder(address, interfaces)
     name = chosen.name if chosen else "no interface"
     others = [other for other in interfaces if other is not chosen]
-    detail = f"{name} {address}{_speed(chosen)}: {reason}"
+    detail = f"{name} {address}{_speed(chosen)}: {why.reason}"
     if others:
-        detail += "; not " + ", ".join(f"{o.name} ({rejected(o, reason)})" for o in others)
-    faster = _faster(chosen, others, reason)
+        detail += "; not " + ", ".join(f"{o.name} ({rejected(o, why)})" for o in others)
+    faster = _faster(chosen, others)
     if chosen is not None and VIRTUAL_INTERFACE_PATTERN.match(chosen.name):
         return warn(
             "interface",
@@ -142,15 +154,16 @@ def judge_alone(
     """The finding on the interface that a job across hosts would most likely take."""
     default = own_address(EXTERNAL_ADDRESS, {})
     if is_named(environment) or is_loopback(default):
-        return judge(address, why(None, environment), interfaces)
+        return judge(address, choice(None, environment), interfaces)
     reason = "the default route; a job takes the one on the route to MASTER_ADDR"
-    return judge(default, reason, interfaces)
+    return judge(default, InterfaceChoice(reason, False), interfaces)
 
 
-def _faster(chosen: Interface | None, others: Sequence[Interface], reason: str) -> Interface | None:
+def _faster(chosen: Interface | None, others: Sequence[Interface]) -> Interface | None:
+    """The fastest of the other interfaces, if it is usable and much faster than the chosen one."""
     if chosen is None or chosen.mbps <= 0:
         return None
-    usable = [o for o in others if rejected(o, reason).startswith("not ")]
+    usable = [other for other in others if not unusable(other)]
     best = max(usable, key=lambda other: other.mbps, default=None)
     return best if best is not None and best.mbps >= FASTER_INTERFACE_FACTOR * chosen.mbps else None
 
@@ -162,55 +175,55 @@ def _speed(interface: Interface | None) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lookup:
-    """The result of a lookup; `addresses` is None if it timed out, and empty if there are none."""
+    """The addresses of a name, or the names of an address: None if the lookup timed out, empty if
+    there are none."""
 
-    addresses: list[str] | None
+    answers: list[str] | None
     seconds: float
 
 
-def resolve_name(name: str, patience: float = LOOKUP_TIMEOUT_SECONDS) -> Lookup:
+def addresses_of(name: str, patience: float = LOOKUP_TIMEOUT_SECONDS) -> Lookup:
+    def look_up() -> list[str]:
+        entries = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        return list(dict.fromkeys(str(address[0]) for *_, address in entries))
 
-    def ask() -> list[str]:
-        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-        return list(dict.fromkeys(str(address[0]) for *_, address in found))
-
-    return _bounded(ask, patience)
+    return _bounded(look_up, patience)
 
 
-def resolve_address(address: str, patience: float = LOOKUP_TIMEOUT_SECONDS) -> Lookup:
+def name_of(address: str, patience: float = LOOKUP_TIMEOUT_SECONDS) -> Lookup:
     """The name of an address, looked up as torch does: IPv4 mapped to IPv6."""
-    asked = address if ":" in address else f"::ffff:{address}"
-    return _bounded(lambda: [socket.getnameinfo((asked, 0), 0)[0]], patience)
+    mapped = address if ":" in address else f"::ffff:{address}"
+    return _bounded(lambda: [socket.getnameinfo((mapped, 0), 0)[0]], patience)
 
 
-def _bounded(ask: Callable[[], list[str]], patience: float) -> Lookup:
+def _bounded(look_up: Callable[[], list[str]], patience: float) -> Lookup:
     """A lookup in a thread, which is abandoned if the resolver hangs: nothing can interrupt it."""
     answer: SimpleQueue[list[str]] = SimpleQueue()
 
     def run() -> None:
         try:
-            answer.put(ask())
+            answer.put(look_up())
         except OSError:
             answer.put([])
 
     start = monotonic()
     Thread(target=run, name="lookup", daemon=True).start()
     try:
-        found: list[str] | None = answer.get(timeout=patience)
+        answers: list[str] | None = answer.get(timeout=patience)
     except Empty:
-        found = None
-    return Lookup(addresses=found, seconds=monotonic() - start)
+        answers = None
+    return Lookup(answers=answers, seconds=monotonic() - start)
 
 
 def lookups(host: str, address: str, own: Lookup) -> Finding:
     """The finding on the time to look up this host's name, and the name of its address."""
-    looked_up = {f"addresses of {host}": own, f"name of {address}": resolve_address(address)}
-    for what, lookup in looked_up.items():
-        if lookup.addresses is None or lookup.seconds > SLOW_LOOKUP_SECONDS:
-            took = "timed out after" if lookup.addresses is None else "took"
+    looked_up = {f"addresses of {host}": own, f"name of {address}": name_of(address)}
+    for query, lookup in looked_up.items():
+        if lookup.answers is None or lookup.seconds > SLOW_LOOKUP_SECONDS:
+            took = "timed out after" if lookup.answers is None else "took"
             return warn(
                 "name lookups",
-                f"the lookup of the {what} {took} {lookup.seconds:.1f} s; torch looks up the name "
+                f"the lookup of the {query} {took} {lookup.seconds:.1f} s; torch looks up the name "
                 "behind every connection",
                 "write the hosts into /etc/hosts, mend /etc/resolv.conf, or set "
                 "RES_OPTIONS='timeout:1 attempts:1'",
@@ -239,7 +252,7 @@ def rendezvous_finding(rendezvous: str | None, across: bool) -> Finding | None:
             "several",
             "set MASTER_ADDR to an address of rank 0's host that the others reach",
         )
-    addresses = resolve_name(rendezvous).addresses
+    addresses = addresses_of(rendezvous).answers
     if not addresses:
         return fail(
             "meeting point",
@@ -250,11 +263,11 @@ def rendezvous_finding(rendezvous: str | None, across: bool) -> Finding | None:
 
 
 def host_name_alone(name: str, own: Lookup, gloo_interface: str) -> Finding:
-    trap = _trap(name, own.addresses)
+    trap = _trap(name, own.answers)
     if trap and not gloo_interface:
         detail = f"{trap}; with workers on other hosts Gloo would publish that address"
         return warn("host name", detail, _remedy(name, ""))
-    where = ", ".join(own.addresses or ()) or "unknown"
+    where = ", ".join(own.answers or ()) or "unknown"
     return ok("host name", f"{name} is {where}")
 
 
@@ -263,16 +276,16 @@ def traps(ranks: Sequence[RankFacts]) -> list[Finding]:
     hosts = by_host(ranks)
     if len(hosts) < 2:
         return [ok("host name", "all ranks are on one host, where loopback serves")]
-    found = []
-    for there in hosts.values():
-        looped = [facts for facts in there if is_loopback(facts.address)]
+    findings = []
+    for ranks_there in hosts.values():
+        looped = [facts for facts in ranks_there if is_loopback(facts.address)]
         if looped:
             detail = (
                 f"{together(looped)} would publish {looped[0].address}, which is each host's own "
                 "loopback: MASTER_ADDR resolves to it"
             )
-            found.append(fail("meeting point", detail, OTHER_ADDRESS_REMEDY, looped, named=True))
-        unnamed = [facts for facts in there if not facts.gloo_interface]
+            findings.append(fail("meeting point", detail, OTHER_ADDRESS_REMEDY, looped, named=True))
+        unnamed = [facts for facts in ranks_there if not facts.gloo_interface]
         trap = _trap(unnamed[0].name, unnamed[0].resolved) if unnamed else ""
         if trap:
             detail = (
@@ -280,8 +293,10 @@ def traps(ranks: Sequence[RankFacts]) -> list[Finding]:
                 "themselves"
             )
             remedy = _remedy(unnamed[0].name, unnamed[0].interface)
-            found.append(fail("host name", detail, remedy, unnamed))
-    return found or [ok("host name", "no host's name or address leads others back to themselves")]
+            findings.append(fail("host name", detail, remedy, unnamed))
+    return findings or [
+        ok("host name", "no host's name or address leads others back to themselves")
+    ]
 
 
 def _trap(name: str, addresses: Sequence[str] | None) -> str:

@@ -72,21 +72,21 @@ def shown(variables: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def summary(found: Mapping[str, Any]) -> Finding:
+def summary(facts: Mapping[str, Any]) -> Finding:
     """The environment as a finding of one line."""
-    parts = [f"{name} {found[name]}" for name in ("thalweg", "python", "torch")]
+    parts = [f"{name} {facts[name]}" for name in ("thalweg", "python", "torch")]
     parts.append(
-        f"({found['torch has']}), numpy {found['numpy']}, cryptography {found['cryptography']}"
+        f"({facts['torch has']}), numpy {facts['numpy']}, cryptography {facts['cryptography']}"
     )
-    where = f"{found['system']}, {found['cores']} cores, {found['memory']}"
-    tcp = f"TCP {found['congestion control']}"
-    return ok("environment", f"{' '.join(parts)}; {where}; {tcp}; {found['launcher']}")
+    where = f"{facts['system']}, {facts['cores']} cores, {facts['memory']}"
+    tcp = f"TCP {facts['congestion control']}"
+    return ok("environment", f"{' '.join(parts)}; {where}; {tcp}; {facts['launcher']}")
 
 
-def paste(found: Mapping[str, Any]) -> list[str]:
+def paste(environment: Mapping[str, Any]) -> list[str]:
     """The lines of a block to paste into an issue."""
-    lines = [f"- {name}: {value}" for name, value in found.items() if name != "variables"]
-    return [*lines, *(f"- {name}={value}" for name, value in found["variables"].items())]
+    lines = [f"- {name}: {value}" for name, value in environment.items() if name != "variables"]
+    return [*lines, *(f"- {name}={value}" for name, value in environment["variables"].items())]
 
 
 def cores() -> set[int]:
@@ -97,14 +97,14 @@ def cores() -> set[int]:
 
 
 def _backends() -> list[str]:
-    found = []
+    backends = []
     if dist.is_available():
         names = ("gloo", "nccl", "mpi")
-        found += [name for name in names if getattr(dist, f"is_{name}_available")()]
+        backends += [name for name in names if getattr(dist, f"is_{name}_available")()]
     if torch.version.cuda:
         devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        found.append(f"cuda {torch.version.cuda} with {devices} devices")
-    return found
+        backends.append(f"cuda {torch.version.cuda} with {devices} devices")
+    return backends
 
 
 def version_findings(ranks: Sequence[RankFacts]) -> list[Finding]:
@@ -114,7 +114,7 @@ def version_findings(ranks: Sequence[RankFacts]) -> list[Finding]:
 
 def version_differences(ranks: Sequence[RankFacts]) -> list[Finding]:
     """One finding per package whose version differs; patch versions of Python don't count."""
-    found = []
+    findings = []
     for name in versions():
         parts = 2 if name == "python" else None
         known = [facts for facts in ranks if name in facts.versions]
@@ -128,8 +128,10 @@ def version_differences(ranks: Sequence[RankFacts]) -> list[Finding]:
                 f"install {name} {usual} on {hosts}, or make the environment anew from the same "
                 "lock file on all hosts"
             )
-            found.append(verdict("versions", f"{name} differs: {listed}", remedy, odd, named=True))
-    return found
+            findings.append(
+                verdict("versions", f"{name} differs: {listed}", remedy, odd, named=True)
+            )
+    return findings
 
 
 def _by_value(values: Iterable[tuple[str, RankFacts]]) -> list[tuple[str, list[RankFacts]]]:

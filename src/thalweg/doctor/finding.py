@@ -180,9 +180,9 @@ def failed(findings: Iterable[Finding]) -> bool:
 def summed_up(findings: Iterable[Finding]) -> list[Finding]:
     """The findings, worst first: equal ones of several ranks merged, one per check that is fine."""
     groups: dict[tuple[str, ...], list[Finding]] = {}
-    for found in findings:
-        what = () if found.verdict == "ok" else (found.detail, found.remedy)
-        groups.setdefault((found.check, found.verdict, *what), []).append(found)
+    for finding in findings:
+        text = () if finding.verdict == "ok" else (finding.detail, finding.remedy)
+        groups.setdefault((finding.check, finding.verdict, *text), []).append(finding)
     order = {check: place for place, check in enumerate(CHECKS)}
     return sorted(
         map(_merged, groups.values()),

@@ -83,16 +83,16 @@ def backlog(size: int) -> Finding | None:
 
 def buffers() -> dict[str, int]:
     """The largest buffers in bytes, by setting; of tcp_rmem and tcp_wmem the last of three."""
-    found = {}
+    sizes = {}
     for setting in BUFFER_SETTINGS:
         path = SYSCTL_NET_PATH / setting
         with suppress(OSError, ValueError, IndexError):
-            found[path.name] = int(path.read_text().split()[-1])
-    return found
+            sizes[path.name] = int(path.read_text().split()[-1])
+    return sizes
 
 
-def buffers_alone(found: Mapping[str, int]) -> Finding:
-    listed = ", ".join(f"{name} {about(nbytes, 'B')}" for name, nbytes in found.items())
+def buffers_alone(sizes: Mapping[str, int]) -> Finding:
+    listed = ", ".join(f"{name} {about(nbytes, 'B')}" for name, nbytes in sizes.items())
     return ok("buffers", listed or "unknown on this system")
 
 
@@ -104,7 +104,7 @@ def buffers_for(
     """Findings on buffers, given rates (bits per second) and round trips (seconds) by sender and
     receiver."""
     known = {facts.rank: facts for facts in ranks}
-    found = []
+    findings = []
     largest = 0.0
     for (source, target), rate in rates.items():
         nbytes = rate / 8 * round_trips.get((source, target), 0.0)
@@ -118,9 +118,9 @@ def buffers_for(
                 )
                 wanted = 1 << (int(4 * nbytes) - 1).bit_length()
                 remedy = f"run sysctl -w net.ipv4.{setting}='4096 131072 {wanted}'"
-                found.append(warn("buffers", detail, remedy, [facts]))
-    if found or not ranks:
-        return found
+                findings.append(warn("buffers", detail, remedy, [facts]))
+    if findings or not ranks:
+        return findings
     listed = buffers_alone(ranks[0].buffers).detail
     needed = f"; {about(2 * largest, 'B')} are needed for rate x round trip" if rates else ""
     return [ok("buffers", listed + needed)]
@@ -148,7 +148,7 @@ def bfloat16() -> Finding:
 
 def threads(ranks: Sequence[RankFacts]) -> list[Finding]:
     """Findings on hosts whose workers have more threads of torch than cores."""
-    found = []
+    findings = []
     for there in by_host(ranks).values():
         total = sum(facts.threads for facts in there)
         cpus = reduce(or_, (int(facts.cpus, 16) for facts in there))  # of any of these ranks
@@ -159,10 +159,10 @@ def threads(ranks: Sequence[RankFacts]) -> list[Finding]:
             remedy = f"set OMP_NUM_THREADS={max(1, cores // len(there))}"
             if len(there) > cores:
                 remedy += ", or start fewer workers there"
-            found.append(warn("threads", detail, remedy, there))
+            findings.append(warn("threads", detail, remedy, there))
     first = ranks[0]
     detail = f"{first.threads} for a worker, {first.cores} cores on {first.name}"
-    return found or [ok("threads", detail)]
+    return findings or [ok("threads", detail)]
 
 
 def _try() -> NoReturn:

@@ -64,7 +64,7 @@ def local_checks(assignment: RankAssignment) -> tuple[RankFacts, Variables]:
     variables, rejected = accepted(os.environ)
     described = host_description()
     host = described["name"]
-    lookup = addresses.resolve_name(socket.gethostname())
+    lookup = addresses.addresses_of(socket.gethostname())
     address = own_address(assignment.address, variables)
     listed = addresses.list_interfaces()
     holder = addresses.holder(address, listed)
@@ -75,7 +75,7 @@ def local_checks(assignment: RankAssignment) -> tuple[RankFacts, Variables]:
         *tried,
         addresses.judge_alone(address, listed, variables)
         if alone
-        else addresses.judge(address, addresses.why(assignment.address, variables), listed),
+        else addresses.judge(address, addresses.choice(assignment.address, variables), listed),
         addresses.lookups(host, address, lookup),
         addresses.rendezvous_finding(assignment.address, across),
         limits.open_files(assignment.size, hosts_store=hosts_store),
@@ -92,7 +92,7 @@ def local_checks(assignment: RankAssignment) -> tuple[RankFacts, Variables]:
         address=address,
         interface=holder.name if holder else "",
         versions=versions(),
-        resolved=lookup.addresses,
+        resolved=lookup.answers,
         gloo_interface=variables.get(GLOO_INTERFACE_VARIABLE, ""),
         buffers=limits.buffers(),
         findings=[finding for finding in findings if finding is not None],
@@ -107,14 +107,14 @@ def local_checks(assignment: RankAssignment) -> tuple[RankFacts, Variables]:
 def accepted(environment: Variables) -> tuple[Variables, list[Finding]]:
     """The environment without settings that `World.join` would reject, and findings on those."""
     left = dict(environment)
-    found = []
+    findings = []
     for check, names, read in CHECKED_SETTINGS:
         try:
             read({name: left[name] for name in names if name in left})
         except ThalwegError as error:
-            found.append(fail(check, error.problem, error.remedy))
+            findings.append(fail(check, error.problem, error.remedy))
             left = {name: value for name, value in left.items() if name not in names}
-    return left, found
+    return left, findings
 
 
 def cluster_file(size: int, environment: Variables) -> Finding | None:
@@ -193,15 +193,15 @@ def _about_host(world: World, own: RankFacts, others: Sequence[RankFacts]) -> li
     resolved = None
     if not own.gloo_interface:
         name = socket.gethostname()
-        resolved = addresses.resolve_name(name, HOSTNAME_TIMEOUT_SECONDS).addresses
+        resolved = addresses.addresses_of(name, HOSTNAME_TIMEOUT_SECONDS).answers
     facts = replace(own, interface=holder.name if holder else "", resolved=resolved)
     elsewhere = next(other for other in others if other.host != own.host)
     traps = addresses.traps([facts, elsewhere])
-    found = [finding for finding in traps if own.rank in finding.ranks]
+    findings = [finding for finding in traps if own.rank in finding.ranks]
     if world.rank_assignment is not None and not addresses.is_named(os.environ):
-        reason = addresses.why(world.rank_assignment.address, os.environ)
-        found.append(addresses.judge(own.address, reason, listed))
-    return found
+        choice = addresses.choice(world.rank_assignment.address, os.environ)
+        findings.append(addresses.judge(own.address, choice, listed))
+    return findings
 
 
 def _own(world: World) -> RankFacts:

@@ -1,16 +1,23 @@
-"""Findings on the network between ranks, from all pings and from short flows between hosts: which
-ranks reach each other, how far their clocks differ, and which hosts or pairs are slow.
+"""Findings on the network between ranks: reachability and clocks from all pings, rates from short
+flows between hosts.
 
-One line for a rank that nobody reaches, one for a rank that reaches nobody, one for each other pair
-of hosts, with both directions in it.
+**Reachability**: one finding for a rank that nobody reaches, one for a rank that reaches nobody,
+one for each other pair of hosts, with both directions in it.
 
-With few hosts every ordered pair has a flow, one after the other. With more, every host sends to
-the next one round a circle, and to the one opposite; with many, to the next one alone, several at a
-time.
+**Clocks**: one finding for each host whose clock differs from that of the first rank's host.
 
-A flow is slow if its rate is below half of the median, a host if its best flow is below half of the
-median of the hosts' best: of three hosts with a slow one, most flows are slow. Slow flows are
-measured again, alone, twice at most, and the best rate counts: hosts are busy at times.
+**Rates**: hosts are put in a circle, and flows are measured in turns (`turns`):
+
+    hosts      flows                                               flows in a turn
+    up to 7    every ordered pair                                  one
+    up to 21   each host to the next one and to the one opposite   one
+    up to 42   each host to the next one                           one
+    more       each host to the next one                           as many as 42 turns need
+
+A flow is slow if its rate is below half of the median flow, or if it begins or ends at a host whose
+best flow is below half of the median of the hosts' best: of three hosts with a slow one, most flows
+are slow, so the median flow is. Slow flows are measured again, alone, twice at most, and the best
+rate counts: hosts are busy at times. A slow host is one finding instead of one for each flow.
 
 The probe measures NICs and uplinks, between ranks that all reach each other; here every pair is a
 finding of its own, and flows pass over plain TCP, so that they also run where a rank is missing,
@@ -44,7 +51,7 @@ Outcomes = Mapping[tuple[int, int], str]
 """The outcome of each ping, by caller and peer."""
 Flow = tuple[int, int]
 """The ranks that send and receive, each the first of its host."""
-MAX_FLOW_TURNS = 42  # one flow after the other: all pairs of up to 7 hosts
+MAX_FLOW_TURNS = 42
 DOCTOR_SLOW_RATE_RATIO = 0.5  # of the median
 MAX_REPEATED_FLOWS = 8
 MAX_RATE_FINDINGS = 4
@@ -69,7 +76,7 @@ LOST_FLOW_TEXTS = (
 def unreachable(ranks: Sequence[RankFacts], pings: Sequence[PingResult]) -> list[Finding]:
     """Findings on the ordered pairs whose pings failed; one that all is well, if none did."""
     outcomes = {(ping.caller, ping.peer): ping.outcome for ping in pings}
-    broken = {pair: why for pair, why in outcomes.items() if why != PING_OK}
+    broken = {pair: outcome for pair, outcome in outcomes.items() if outcome != PING_OK}
     if not broken:
         tried, all_pairs = len(pings), len(ranks) * (len(ranks) - 1)
         detail = f"all {tried} ordered pairs of ranks reach each other"
@@ -78,23 +85,24 @@ def unreachable(ranks: Sequence[RankFacts], pings: Sequence[PingResult]) -> list
             detail = f"{which} were tried, and reach each other"
         return [ok("reachability", detail)]
     known = {facts.rank: facts for facts in ranks}
-    found: list[Finding] = []
+    findings: list[Finding] = []
     explained: set[tuple[int, int]] = set()
     for facts in ranks:
         into = {pair for pair in outcomes if pair[1] == facts.rank}
         out = {pair for pair in outcomes if pair[0] == facts.rank}
         if len(into) > 1 and into <= broken.keys():
-            why = _words({broken[pair] for pair in into})
-            detail = f"nobody reaches {facts.label} at {_where(facts)}: {why}"
+            failures = {broken[pair] for pair in into}
+            detail = f"nobody reaches {facts.label} at {_where(facts)}: {_words(failures)}"
             remedy = f"{INTERFACE_REMEDY}; if that is the right one, {FIREWALL_REMEDY}"
-            found.append(fail("reachability", detail, remedy, [facts], named=True))
+            findings.append(fail("reachability", detail, remedy, [facts], named=True))
             explained |= into
         if len(out) > 1 and out <= broken.keys() and not out <= explained:
-            reasons = {broken[pair] for pair in out}
-            detail = f"{facts.label} reaches nobody: {_words(reasons)}"
-            found.append(fail("reachability", detail, _remedy(reasons), [facts], named=True))
+            failures = {broken[pair] for pair in out}
+            detail = f"{facts.label} reaches nobody: {_words(failures)}"
+            findings.append(fail("reachability", detail, _remedy(failures), [facts], named=True))
             explained |= out
-    return found + _pairs(known, {p: w for p, w in broken.items() if p not in explained}, outcomes)
+    others = {pair: outcome for pair, outcome in broken.items() if pair not in explained}
+    return findings + _pairs(known, others, outcomes)
 
 
 def _pairs(known: Mapping[int, RankFacts], broken: Outcomes, outcomes: Outcomes) -> list[Finding]:
@@ -103,25 +111,25 @@ def _pairs(known: Mapping[int, RankFacts], broken: Outcomes, outcomes: Outcomes)
     for pair in broken:
         hosts = frozenset[object](known[rank].host for rank in pair)
         between.setdefault(hosts if len(hosts) == 2 else frozenset(pair), []).append(pair)
-    found = []
+    findings = []
     for pairs in between.values():
         ranks = [known[rank] for rank in sorted({rank for pair in pairs for rank in pair})]
         sides = [*by_host(ranks).values()]  # of two hosts, or of one
         one, other = sides if len(sides) == 2 else (ranks[:1], ranks[1:])
         both = (_direction(*ends, broken, outcomes) for ends in ((one, other), (other, one)))
         remedy = _remedy({broken[pair] for pair in pairs})
-        found.append(fail("reachability", "; ".join(both), remedy, ranks, named=True))
-    return found
+        findings.append(fail("reachability", "; ".join(both), remedy, ranks, named=True))
+    return findings
 
 
 def _direction(
     callers: Sequence[RankFacts], peers: Sequence[RankFacts], broken: Outcomes, outcomes: Outcomes
 ) -> str:
     pairs = [(one.rank, other.rank) for one in callers for other in peers]
-    why = {broken[pair] for pair in pairs if pair in broken}
-    if why:
+    failures = {broken[pair] for pair in pairs if pair in broken}
+    if failures:
         there = f"{together(peers)} at {_where(peers[0])}"
-        return f"{together(callers)} can't reach {there}: {_words(why)}"
+        return f"{together(callers)} can't reach {there}: {_words(failures)}"
     answered = any(outcomes.get(pair) == PING_OK for pair in pairs)
     return f"the other way {'works' if answered else 'nobody has tried'}"
 
@@ -130,12 +138,12 @@ def _where(facts: RankFacts) -> str:
     return f"{facts.address} ({facts.interface})" if facts.interface else facts.address
 
 
-def _words(why: set[str]) -> str:
-    return " or ".join(sorted(why))
+def _words(failures: set[str]) -> str:
+    return " or ".join(sorted(failures))
 
 
-def _remedy(why: set[str]) -> str:
-    known = [remedy for outcome, remedy in REACHABILITY_REMEDIES.items() if outcome in why]
+def _remedy(failures: set[str]) -> str:
+    known = [remedy for outcome, remedy in REACHABILITY_REMEDIES.items() if outcome in failures]
     return known[0] if known else f"{FIREWALL_REMEDY}, or {INTERFACE_REMEDY}"
 
 
@@ -147,7 +155,7 @@ def clock_findings(ranks: Sequence[RankFacts], pings: Sequence[PingResult]) -> l
     if len(hosts) < 2:
         return [ok("clocks", "all ranks are on one host")]
     first, *others = hosts.values()
-    found = []
+    findings = []
     largest = 0.0
     for there in others:
         best = _offset(first, there, pings)
@@ -162,9 +170,9 @@ def clock_findings(ranks: Sequence[RankFacts], pings: Sequence[PingResult]) -> l
                 f"take {about(error, 's')}): logs of the two can't be put in order"
             )
             remedy = f"run an NTP client (chrony, systemd-timesyncd) on {there[0].name}"
-            found.append(warn("clocks", detail, remedy, there))
+            findings.append(warn("clocks", detail, remedy, there))
     within = f"within {about(largest, 's')} of {first[0].name}'s on all hosts that were reached"
-    return found or [ok("clocks", within)]
+    return findings or [ok("clocks", within)]
 
 
 def _offset(
@@ -173,15 +181,15 @@ def _offset(
     """The seconds by which the clock of `there` is ahead, and their error: half of the shortest
     round trip. None without a ping between the two hosts."""
     ours, theirs = ({facts.rank for facts in side} for side in (first, there))
-    found = []
+    offsets = []
     for ping in pings:
         if ping.outcome == PING_OK and ping.caller in ours and ping.peer in theirs:
-            found.append((ping.round_trip, ping.ahead))
+            offsets.append((ping.round_trip, ping.ahead))
         elif ping.outcome == PING_OK and ping.caller in theirs and ping.peer in ours:
-            found.append((ping.round_trip, -ping.ahead))
-    if not found:
+            offsets.append((ping.round_trip, -ping.ahead))
+    if not offsets:
         return None
-    round_trip, ahead = min(found)
+    round_trip, ahead = min(offsets)
     return ahead, round_trip / 2
 
 
@@ -210,16 +218,14 @@ def turns(ranks: Sequence[int], reachable: frozenset[Flow]) -> list[list[Flow]]:
 
 
 def slow_flows(rates: Mapping[Flow, float]) -> list[Flow]:
-    best, usual = _best_of_hosts(rates), _usual(rates)
-    hosts = {rank for rank, rate in best.items() if rate < DOCTOR_SLOW_RATE_RATIO * _usual(best)}
-    return [
-        flow
-        for flow, rate in rates.items()
-        if rate < DOCTOR_SLOW_RATE_RATIO * usual or hosts & set(flow)
-    ]
+    """The flows whose rates are below half of the median, and all flows of hosts whose best flows
+    are below half of the median of the hosts' best."""
+    best, least = _best_of_hosts(rates), DOCTOR_SLOW_RATE_RATIO * _median(rates)
+    hosts = {rank for rank, rate in best.items() if rate < DOCTOR_SLOW_RATE_RATIO * _median(best)}
+    return [flow for flow, rate in rates.items() if rate < least or hosts & set(flow)]
 
 
-def _usual(rates: Mapping[Any, float]) -> float:
+def _median(rates: Mapping[Any, float]) -> float:
     return median_high(rates.values()) if rates else 0.0
 
 
@@ -233,56 +239,58 @@ def rate_findings(
 ) -> list[Finding]:
     """Findings on the rates of flows between hosts; `silent` flows were never answered."""
     known = {facts.rank: facts for facts in ranks}
-    slow, usual = slow_flows(rates), _usual(rates)
+    slow, middle = slow_flows(rates), _median(rates)
     hosts = [rank for rank in known if _is_slow_host(rank, rates, slow)]
     pairs = [flow for flow in slow if not {*flow} & {*hosts}]
-    found = [
+    findings = [
         *(_about_flow(fail, known, flow, LOST_FLOW_TEXTS) for flow in silent[:MAX_RATE_FINDINGS]),
-        *(_slow_host(known[rank], rates, _usual(_best_of_hosts(rates))) for rank in hosts),
+        *(_slow_host(known[rank], rates, _median(_best_of_hosts(rates))) for rank in hosts),
     ]
     if len(pairs) <= MAX_RATE_FINDINGS:
         for flow in pairs:
-            detail = f"{_bits(rates[flow])}; the median of all pairs is {_bits(usual)}"
-            found.append(_about_flow(warn, known, flow, (detail, SLOW_PAIR_REMEDY)))
+            detail = f"{_bits(rates[flow])}; the median of all pairs is {_bits(middle)}"
+            findings.append(_about_flow(warn, known, flow, (detail, SLOW_PAIR_REMEDY)))
     else:
         worst = min(pairs, key=lambda flow: rates[flow])
         detail = (
-            f"{len(pairs)} of {len(rates)} pairs get less than half of the median {_bits(usual)}, "
+            f"{len(pairs)} of {len(rates)} pairs get less than half of the median {_bits(middle)}, "
             f"the slowest {_ends(known, worst)}: {_bits(rates[worst])}"
         )
         affected = [known[rank] for rank in sorted({rank for flow in pairs for rank in flow})]
-        found.append(warn("rates", detail, SLOW_PAIRS_REMEDY, affected, named=True))
-    if not found and not rates:
-        why = "there is one host" if len(known) == 1 else "no two hosts reach each other"
-        return [ok("rates", f"nothing to measure: {why}")]
+        findings.append(warn("rates", detail, SLOW_PAIRS_REMEDY, affected, named=True))
+    if not findings and not rates:
+        reason = "there is one host" if len(known) == 1 else "no two hosts reach each other"
+        return [ok("rates", f"nothing to measure: {reason}")]
     all_pairs = len(known) * (len(known) - 1)
     which = "all ordered pairs of hosts"
     if len(rates) < all_pairs:
         which = f"{len(rates)} of {all_pairs} ordered pairs of hosts, the others left out"
-    if not found:
+    if not findings:
         least = _bits(min(rates.values()))
-        return [ok("rates", f"{which}: median {_bits(usual)}, minimum {least}")]
+        return [ok("rates", f"{which}: median {_bits(middle)}, minimum {least}")]
     if len(rates) + len(silent) < all_pairs:
-        found.append(ok("rates", f"{which}: median {_bits(usual)}"))
-    return found
+        findings.append(ok("rates", f"{which}: median {_bits(middle)}"))
+    return findings
 
 
 def _is_slow_host(rank: int, rates: Mapping[Flow, float], slow: Sequence[Flow]) -> bool:
-    """True if all flows that it sends, or all that it receives, are slow, and they are several."""
+    """True if several flows out of this host, or several into it, were measured and all are slow.
+    In a large circle a host has one flow out and one in, and both have to be slow; the two flows
+    between two hosts alone don't show which of the hosts is slow."""
     out, into = ([flow for flow in rates if flow[end] == rank] for end in (0, 1))
-    several = [own for own in (out, into) if len(own) > 1]
+    evidence = [flows for flows in (out, into) if len(flows) > 1]
     if len(rates) > 2 and len(out + into) == 2:
-        several.append(out + into)
-    return any({*own} <= {*slow} for own in several)
+        evidence.append(out + into)
+    return any({*flows} <= {*slow} for flows in evidence)
 
 
-def _slow_host(facts: RankFacts, rates: Mapping[Flow, float], usual: float) -> Finding:
+def _slow_host(facts: RankFacts, rates: Mapping[Flow, float], middle: float) -> Finding:
     medians = []
     for end, direction in ((0, "out"), (1, "in")):
         own = [rate for flow, rate in rates.items() if flow[end] == facts.rank]
         if own:
             medians.append(f"{_bits(median(own))} {direction}")
-    detail = f"flows get {', '.join(medians)}; the median of all hosts is {_bits(usual)}"
+    detail = f"flows get {', '.join(medians)}; the median of all hosts is {_bits(middle)}"
     return warn("rates", detail, SLOW_HOST_REMEDY, [facts])
 
 

@@ -103,7 +103,7 @@ def max_ping_seconds(number: int) -> float:
 
 def ping(caller: int, peer: RankFacts, patience: float, clock: Clock = time) -> PingResult:
     deadline = monotonic() + patience
-    found = []
+    samples = []
     try:
         with _connected(peer, PINGS_REQUEST, 0.0, deadline) as call:
             for _ in range(PING_RTT_COUNT):
@@ -112,10 +112,10 @@ def ping(caller: int, peer: RankFacts, patience: float, clock: Clock = time) -> 
                 call.sendall(b".")
                 [theirs] = receive(call, PING_NUMBER_STRUCT)
                 seconds = perf_counter() - start
-                found.append((seconds, theirs - (sent + seconds / 2)))
+                samples.append((seconds, theirs - (sent + seconds / 2)))
     except (OSError, EOFError) as error:
         return PingResult(caller, peer.rank, reason(error))
-    return PingResult(caller, peer.rank, PING_OK, *min(found))
+    return PingResult(caller, peer.rank, PING_OK, *min(samples))
 
 
 def send_flow(peer: RankFacts, seconds: float, patience: float) -> float | None:

@@ -71,18 +71,18 @@ def examine(
     """Check this worker, alone or with all others, which have `timeout` seconds to join."""
     assignment = read_rank_assignment(os.environ)
     mine, variables = local_checks(assignment)
-    found: list[Finding] | None = mine.findings
+    findings: list[Finding] | None = mine.findings
     if assignment.size > 1:
         mine = replace(mine, findings=[one.at(mine.rank, mine.name) for one in mine.findings])
         try:
-            found = _together(mine, variables, timeout, progress, clock)
+            findings = _together(mine, variables, timeout, progress, clock)
         except ThalwegError as error:
-            found = [fail("store", error.problem, error.remedy), *mine.findings]
+            findings = [fail("store", error.problem, error.remedy), *mine.findings]
     described = environment(assignment, os.environ)
     return Diagnosis(
-        findings=summed_up([summary(described), *(found or ())]),
+        findings=summed_up([summary(described), *(findings or ())]),
         environment=described,
-        reports=found is not None,
+        reports=findings is not None,
         workers=assignment.size,
     )
 
@@ -129,14 +129,14 @@ def gather(
 ) -> dict[str, Any]:
     """The JSON values of these keys that are in the store within `seconds`; earlier, if all are."""
     deadline, pause = monotonic() + seconds, MIN_STORE_POLL_SECONDS
-    missing, found = list(keys), dict[str, Any]()
+    missing, values = list(keys), dict[str, Any]()
     while True:
         new = world.store_client.call(partial(_read, keys=missing))
-        found |= new
-        missing = [key for key in missing if key not in found]
-        progress(len(found))
+        values |= new
+        missing = [key for key in missing if key not in values]
+        progress(len(values))
         if not missing or monotonic() >= deadline:
-            return found
+            return values
         pause = MIN_STORE_POLL_SECONDS if new else min(2 * pause, MAX_STORE_POLL_SECONDS / 2)
         sleep(min(pause, max(0.0, deadline - monotonic())))
 
@@ -237,8 +237,10 @@ class Leader:
     def _gather_facts(self) -> None:
         """The facts of all ranks that join in time, published for all of them."""
         keys = [f"facts/{rank}" for rank in range(self.size)]
-        found = gather(self.exchange, keys, self.timeout, lambda n: self.progress(n, 2 * self.size))
-        ranks = [RankFacts.unpacked(found[key]) for key in keys if key in found]
+        packed = gather(
+            self.exchange, keys, self.timeout, lambda n: self.progress(n, 2 * self.size)
+        )
+        ranks = [RankFacts.unpacked(packed[key]) for key in keys if key in packed]
         self.known = {facts.rank: facts for facts in ranks}
         self.exchange.put("roster", json.dumps(list(map(asdict, ranks))))
 

@@ -170,6 +170,11 @@ class Cluster:
         )
 
     @property
+    def rates_are_assumed(self) -> bool:
+        """True if the rates of NICs were neither measured nor declared."""
+        return any(text.endswith("NICs") for text in self.assumed)
+
+    @property
     def latency_is_assumed(self) -> bool:
         """True if the latency was neither measured nor declared."""
         return any(text.endswith("latency") for text in self.assumed)

@@ -160,17 +160,17 @@ def links_of(
 
 def rack_named(cluster: Cluster, rack: int | str) -> Rack:
     """The rack with this number, counted from 0, or with this name."""
-    for number, found in enumerate(cluster.racks):
-        if rack in (number, found.name):
-            return found
+    for number, candidate in enumerate(cluster.racks):
+        if rack in (number, candidate.name):
+            return candidate
     raise LabError(f"there is no rack {rack!r}", f"there are {len(cluster.racks)}, numbered from 0")
 
 
 def host_named(cluster: Cluster, host: int | str) -> Host:
     """The host of this rank, or with this name."""
-    for found in cluster.hosts:
-        if host == found.name or host in found.ranks:
-            return found
+    for candidate in cluster.hosts:
+        if host == candidate.name or host in candidate.ranks:
+            return candidate
     raise LabError(
         f"there is no host {host!r}", f"give a rank from 0 to {cluster.workers - 1}, or a name"
     )

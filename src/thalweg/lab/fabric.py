@@ -180,15 +180,15 @@ def read_qdisc_stats(sockets: Sockets, port: Port) -> list[QdiscStats]:
 
 def _qdiscs(socket: NetNS, index: int) -> list[QdiscStats]:
     """The queueing disciplines from the root on, without the kernel's default."""
-    found = []
+    measured = []
     for message in sorted(socket.get_qdiscs(index=index), key=itemgetter("handle")):
         kind, stats = message.get_attr("TCA_KIND"), message.get_attr("TCA_STATS")
         rate = None
         if kind == "tbf":
             rate = 8.0 * message.get_attr("TCA_OPTIONS").get_attr("TCA_TBF_PARMS")["rate"]
         if message["handle"] != 0 and kind != "noqueue":
-            found.append(QdiscStats(kind, rate, stats["bytes"], stats["drop"]))
-    return found
+            measured.append(QdiscStats(kind, rate, stats["bytes"], stats["drop"]))
+    return measured
 
 
 def has_netem() -> bool:

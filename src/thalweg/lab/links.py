@@ -26,8 +26,8 @@ from thalweg.lab.registry import LabChanges, LabRecord
 from thalweg.lab.shaping import BOTH_DIRECTIONS, Direction, Shape, declared
 from thalweg.launch.worker_process import fork
 
-SEND_CHUNK_BYTES = 1 << 18  # of a flow
-SO_MAX_PACING_RATE_OPTION = 47  # SO_MAX_PACING_RATE, which the socket module has no name for
+SEND_CHUNK_BYTES = 1 << 18  # bytes that a flow sends at once
+SO_MAX_PACING_RATE_OPTION = 47  # the socket module has no name for it
 FLOW_PARENT_POLL_SECONDS = 0.5  # how often a flow looks for its parent
 
 
@@ -51,7 +51,11 @@ class LabLinks:
         return links_of(self._record.cluster, rack=rack, host=host, directions=directions)
 
     def declared_ports(self) -> dict[Port, Shape]:
-        return {self._wiring.ends(link)[0]: wanted for link, wanted in self._declared.items()}
+        return {self._port(link): wanted for link, wanted in self._declared.items()}
+
+    def _port(self, link: Link) -> Port:
+        """The interface at which this direction of a link is shaped."""
+        return self._wiring.ends(link)[0]
 
     def degrade(self, links: Iterable[Link], rate: Rate) -> None:
         Shape(rate=rate)  # raises if the rate is out of range
@@ -64,21 +68,21 @@ class LabLinks:
     def restore(self, links: Iterable[Link]) -> None:
         """Restore the declared state of links, and end the competing flows in them."""
 
-        def restore(state: LabChanges, link: Link) -> None:
+        def forget_changes(state: LabChanges, link: Link) -> None:
             self._end_flows(state, link)
             state.rates.pop(str(link), None)
-            _set_cut(state, link, False)
+            _heal(state, link)
 
-        self._change(links, restore)
+        self._change(links, forget_changes)
 
     def cut(self, links: Iterable[Link]) -> None:
-        self._change(links, lambda state, link: _set_cut(state, link, True))
+        self._change(links, _cut)
 
     def heal(self, links: Iterable[Link]) -> None:
-        self._change(links, lambda state, link: _set_cut(state, link, False))
+        self._change(links, _heal)
 
     def _change(self, links: Iterable[Link], change: Callable[[LabChanges, Link], None]) -> None:
-        """Make this change of each link, and shape those that differ afterwards."""
+        """Apply `change` to the record of each link, and shape a link anew if its shape differs."""
         with self._record.changing() as state:
             for link in links:
                 before = self._shape(link, state)
@@ -86,9 +90,10 @@ class LabLinks:
                 wanted = self._shape(link, state)
                 if wanted != before:
                     with Sockets() as sockets:
-                        shape(sockets, self._wiring.ends(link)[0], wanted)
+                        shape(sockets, self._port(link), wanted)
 
     def _shape(self, link: Link, state: LabChanges) -> Shape:
+        """The declared shape of a link with the changes that are recorded for it."""
         wanted = replace(self._declared[link], cut=str(link) in state.cuts)
         rate = state.rates.get(str(link))
         return wanted if rate is None else replace(wanted, rate=Rate.parse(rate))
@@ -112,7 +117,7 @@ class LabLinks:
                     state.flows.setdefault(str(link), []).append(pid)
         except BaseException:
             for link, pid in started:
-                stop_flow(pid, self._wiring.ends(link)[0])
+                stop_flow(pid, self._port(link))
             raise
 
     def end_flows(self) -> None:
@@ -122,14 +127,14 @@ class LabLinks:
 
     def _end_flows(self, state: LabChanges, link: Link) -> None:
         for pid in state.flows.pop(str(link), []):
-            stop_flow(pid, self._wiring.ends(link)[0])
+            stop_flow(pid, self._port(link))
 
     def status(self) -> dict[Link, dict[str, Any]]:
         """The declared and the current state of every link, with the kernel's counters."""
         state, rows = self._record.state(), {}
         with Sockets() as sockets:
             for link, wanted in self._declared.items():
-                measured = read_qdisc_stats(sockets, self._wiring.ends(link)[0])
+                measured = read_qdisc_stats(sockets, self._port(link))
                 rates = [q.bits_per_second for q in measured if q.bits_per_second is not None]
                 rows[link] = {
                     "declared": None if wanted.rate is None else str(wanted.rate),
@@ -144,8 +149,13 @@ class LabLinks:
         return rows
 
 
-def _set_cut(state: LabChanges, link: Link, cut: bool) -> None:
-    state.cuts = [other for other in state.cuts if other != str(link)] + [str(link)] * cut
+def _cut(state: LabChanges, link: Link) -> None:
+    _heal(state, link)
+    state.cuts.append(str(link))
+
+
+def _heal(state: LabChanges, link: Link) -> None:
+    state.cuts = [cut for cut in state.cuts if cut != str(link)]
 
 
 def start_flow(source: Port, target: Port, rate: Rate | None, *, detached: bool = False) -> int:
@@ -199,7 +209,8 @@ def _connect(source: Port, target: Port, rate: Rate | None) -> tuple[socket.sock
     listener = socket.create_server((target.address, 0))
     enter(source.namespace)
     sender = socket.socket()
-    sender.bind((source.address, 0))  # the default is the gateway's address, which every rack has
+    # Unbound, a rack's end would send from the gateway's address, which all racks have in common.
+    sender.bind((source.address, 0))
     sender.setblocking(False)
     if rate is not None:
         pace = min(round(rate.bits_per_second / 8), 2**32 - 2)

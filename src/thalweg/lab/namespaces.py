@@ -92,14 +92,14 @@ def processes(namespaces: list[str]) -> dict[str, list[int]]:
     for name in namespaces:
         with suppress(OSError):
             names[(NETNS_PATH / name).stat().st_ino] = name
-    found: dict[str, list[int]] = defaultdict(list)
+    pids: dict[str, list[int]] = defaultdict(list)
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with suppress(OSError):
                 inode = (entry / "ns" / "net").stat().st_ino
                 if inode in names:
-                    found[names[inode]].append(int(entry.name))
-    return dict(found)
+                    pids[names[inode]].append(int(entry.name))
+    return dict(pids)
 
 
 def remove(lab: str) -> None:

@@ -1,9 +1,9 @@
 """Packet faults in a host's own namespace: black-hole routes, and bytes that change in transit.
 
-Bytes of every longer packet to another host are overwritten by a rule of nftables. TCP doesn't
-notice, since no checksums are verified between virtual interfaces; a faulty NIC that computes
-checksums itself has the same effect. Packets to the store are spared, and so are short packets such
-as handshakes.
+A rule of nftables overwrites bytes of every packet to another host that is longer than
+`MAX_UNGARBLED_BYTES`. TCP doesn't notice, since no checksums are verified between virtual
+interfaces; a faulty NIC that computes checksums itself has the same effect. Packets to the store
+are spared, and so are short packets such as handshakes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ GARBLE_TABLE, GARBLE_CHAIN = "garbled", "out"
 NFPROTO_IPV4 = 2  # of nftables' families
 NF_ACCEPT = 1
 NETWORK_HEADER, TRANSPORT_HEADER = 1, 2
-MAX_UNGARBLED_BYTES = 700
+MAX_UNGARBLED_BYTES = 700  # the length of an IP packet
+# Offsets of fields in an IPv4 header.
+TOTAL_LENGTH_OFFSET_BYTES, DESTINATION_OFFSET_BYTES = 2, 16
 GARBLE_OFFSET_BYTES = 400  # from the start of the TCP header
 GARBLE_PATTERN = b"\xde\xad\xbe\xef"
 
@@ -34,12 +36,12 @@ def set_blackhole(wiring: Wiring, rank: int, peer: int, *, on: bool) -> None:
     """Drop the packets of one rank's host to another's, or stop that. Connections stay open."""
     route = {"dst": f"{wiring.address(wiring.cluster.host(peer).name)}/32", "type": "blackhole"}
     with Sockets() as sockets:
-        socket = sockets[wiring.host_of(rank)]
+        netlink = sockets[wiring.host_of(rank)]
         if on:
-            socket.route("add", **route)
+            netlink.route("add", **route)
         else:
-            with suppress(NetlinkError):
-                socket.route("del", **route)
+            with suppress(NetlinkError):  # there is no such route
+                netlink.route("del", **route)
 
 
 def set_garbling(wiring: Wiring, rank: int, *, on: bool) -> None:
@@ -56,25 +58,28 @@ def can_garble() -> bool:
 def _garble(*, on: bool) -> None:
     with closing(NFTables(nfgen_family=NFPROTO_IPV4)) as rules:
         if on:
-            _add(rules)
+            _add_rule(rules)
         else:
-            with suppress(NetlinkError):
+            with suppress(NetlinkError):  # there is no such table
                 rules.table("del", name=GARBLE_TABLE)
 
 
-def _add(rules: NFTables) -> None:
+def _add_rule(rules: NFTables) -> None:
+    """Add a table with one chain of one rule: overwrite long packets that aren't for the store."""
     rules.table("add", name=GARBLE_TABLE)
     rules.chain(
         "add", table=GARBLE_TABLE, name=GARBLE_CHAIN, hook="output", type="filter", policy=NF_ACCEPT
     )
-    not_store = _compare(16, Cmp.NFT_CMP_NEQ, inet_aton(SPINE_ADDRESS))
-    is_long = _compare(2, Cmp.NFT_CMP_GT, MAX_UNGARBLED_BYTES.to_bytes(2, "big"))
+    not_store = _compare(DESTINATION_OFFSET_BYTES, Cmp.NFT_CMP_NEQ, inet_aton(SPINE_ADDRESS))
+    limit = MAX_UNGARBLED_BYTES.to_bytes(2, "big")
+    is_long = _compare(TOTAL_LENGTH_OFFSET_BYTES, Cmp.NFT_CMP_GT, limit)
     expressions = [not_store, is_long, _overwrite()]
     rules.rule("add", table=GARBLE_TABLE, chain=GARBLE_CHAIN, expressions=expressions)
 
 
 def _compare(offset: int, operator: Cmp, value: bytes) -> list[dict[str, Any]]:
-    """The expressions that continue a rule if bytes of the IP header compare so with `value`."""
+    """The expressions that continue a rule if the field at `offset` of the IP header is related to
+    `value` as `operator` says."""
     read = {"dreg": 1, "base": NETWORK_HEADER, "offset": offset, "len": len(value)}
     return [
         genex("payload", read),

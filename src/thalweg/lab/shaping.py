@@ -69,9 +69,9 @@ def qdiscs(shape: Shape) -> list[Qdisc]:
     """The queueing disciplines that implement this shape, from the root on."""
     if shape.cut:
         return [{"kind": "pfifo", "handle": ROOT_QDISC_HANDLE, "limit": 0}]
-    found: list[Qdisc] = []
+    chain: list[Qdisc] = []
     if shape.needs_netem:
-        found.append(
+        chain.append(
             {
                 "kind": "netem",
                 "handle": ROOT_QDISC_HANDLE,
@@ -82,12 +82,12 @@ def qdiscs(shape: Shape) -> list[Qdisc]:
         )
     if shape.rate is not None:
         inner = {"handle": INNER_QDISC_HANDLE, "parent": f"{ROOT_QDISC_HANDLE}1"}
-        handle = inner if found else {"handle": ROOT_QDISC_HANDLE}
+        handle = inner if chain else {"handle": ROOT_QDISC_HANDLE}
         rate = shape.rate.bits_per_second / 8
         bucket = {
             "rate": round(rate),
             "burst": max(MIN_TOKEN_BUCKET_BYTES, round(rate * TOKEN_BUCKET_SECONDS)),
             "limit": max(MIN_LINK_QUEUE_BYTES, round(rate * LINK_QUEUE_SECONDS)),
         }
-        found.append({"kind": "tbf", **handle, **bucket})
-    return found
+        chain.append({"kind": "tbf", **handle, **bucket})
+    return chain

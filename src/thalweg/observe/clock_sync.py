@@ -1,14 +1,15 @@
-"""One clock for all ranks of a run, though their hosts' differ.
+"""One clock for all ranks of a run, though the clocks of their hosts differ.
 
-The first of the members keeps the time. Another asks it as in Cristian's algorithm (1989): it sends
-a ping and takes the answer for the moment half-way; of several the fastest counts, and is wrong by
-half of its round trip at most. Both go through the store, where either looks for the other's key.
+The clock of the first member is the reference clock. The other ranks measure its offset by
+Cristian's algorithm (1989): a rank sends a ping and takes the answer for the time half-way. Of
+several pings the fastest counts, and its offset is wrong by half of its round trip at most. Ping
+and answer are keys of the store, which the two ranks poll.
 
-    asker   t0  ping/k ........................  t1      offset = answer - (t0 + t1) / 2
-    keeper               answer := its time
+    a rank           t0  ping/k ........................  t1      offset = answer - (t0 + t1) / 2
+    the first member              answer := its time
 
-Clocks drift, some 20 microseconds in a second, so a rank asks again from time to time. One that
-takes over the keeper's office goes on with the time that it had from it.
+Clocks drift, some 20 microseconds in a second, so a rank repeats the measurement from time to time.
+A rank that becomes the first member keeps the offset that it has measured last.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ from typing import Any
 from thalweg.observe import ClockSample
 
 CLOCK_PING_COUNT = 8
-# Seconds until it is asked again, and if it wasn't answered.
-CLOCK_SYNC_PERIOD_SECONDS, CLOCK_RETRY_SECONDS = 60.0, 5.0
-PING_BACK_TIMEOUT_SECONDS = 1.5  # seconds for one that has asked to be asked back
-CLOCK_PING_TIMEOUT_SECONDS = 0.5  # seconds for a ping's
-# Seconds between two looks for a key.
+CLOCK_SYNC_PERIOD_SECONDS = 60.0  # between two measurements
+CLOCK_RETRY_SECONDS = 5.0  # after a measurement that failed
+PING_BACK_TIMEOUT_SECONDS = 1.5  # until the first member is ready to answer
+CLOCK_PING_TIMEOUT_SECONDS = 0.5  # until it answers a ping
+# Between two looks for the key that says that it is ready, and for a ping or an answer.
 PING_BACK_POLL_SECONDS, CLOCK_PING_POLL_SECONDS = 0.01, 0.0002
 
 
 class SyncedClock:
-    """One rank's view of it: seconds since 1970, as the keeper's host counts them. `own` is the
-    clock that this rank's records are written by."""
+    """One rank's view of the reference clock, in seconds since 1970. `own` is the clock whose times
+    are in this rank's records, and `error` the error of the offset between the two."""
 
     def __init__(self, own: Callable[[], float] = monotonic) -> None:
         self.offset = time() - own()
-        self.error = float("inf")  # nobody was asked so far
+        self.error = float("inf")  # before the first measurement
         self.requests = 0
         self._own = own
         self._due = float("-inf")
@@ -55,26 +56,26 @@ class SyncedClock:
         return self._own() >= self._due
 
     def synchronise(self, store: Any, rank: int) -> ClockSample | None:
-        """Measure the offset from the reference clock, which this rank has requested for the
-        `asked`-th time; None if the reference rank doesn't answer."""
+        """Measure the offset of the reference clock; None if the first member doesn't answer. This
+        rank has requested it by its published number of `requests`, so `serve` answers it."""
         self._due = self._own() + CLOCK_RETRY_SECONDS
-        room = f"clock/{rank}/{self.requests}"
+        prefix = f"clock/{rank}/{self.requests}"
         with suppress(RuntimeError):  # torch's DistError is one
-            if not _comes(store, f"{room}/go", PING_BACK_TIMEOUT_SECONDS, PING_BACK_POLL_SECONDS):
+            if not _comes(store, f"{prefix}/go", PING_BACK_TIMEOUT_SECONDS, PING_BACK_POLL_SECONDS):
                 return None
             pings = []
             for number in range(CLOCK_PING_COUNT):
                 began = self._own()
-                store.set(f"{room}/ping/{number}", "")
+                store.set(f"{prefix}/ping/{number}", "")
                 if not _comes(
                     store,
-                    f"{room}/answer/{number}",
+                    f"{prefix}/answer/{number}",
                     CLOCK_PING_TIMEOUT_SECONDS,
                     CLOCK_PING_POLL_SECONDS,
                 ):
                     return None
                 ended = self._own()
-                answer = float(store.get(f"{room}/answer/{number}"))
+                answer = float(store.get(f"{prefix}/answer/{number}"))
                 pings.append((ended - began, answer - (began + ended) / 2))
             took, self.offset = min(pings)
             self.error = took / 2
@@ -82,26 +83,27 @@ class SyncedClock:
             return self._sample()
         return None
 
-    def serve(self, store: Any, rank: int, asked: int) -> None:
-        """Answer another rank as the reference clock; few keys stay in the store."""
-        room = f"clock/{rank}/{asked}"
+    def serve(self, store: Any, rank: int, request: int) -> None:
+        """Answer this request of a rank as the reference clock. Its keys are deleted, except for
+        the last ping and its answer, which the rank may not have read."""
+        prefix = f"clock/{rank}/{request}"
         with suppress(RuntimeError):
-            store.set(f"{room}/go", "")
+            store.set(f"{prefix}/go", "")
             for number in range(CLOCK_PING_COUNT):
                 if not _comes(
                     store,
-                    f"{room}/ping/{number}",
+                    f"{prefix}/ping/{number}",
                     CLOCK_PING_TIMEOUT_SECONDS,
                     CLOCK_PING_POLL_SECONDS,
                 ):
-                    return  # it may still read the last answer, and would wait for one that is gone
-                store.set(f"{room}/answer/{number}", repr(self.now()))
+                    return  # without deleting an answer that the rank may still wait for
+                store.set(f"{prefix}/answer/{number}", repr(self.now()))
             read = [
-                f"{room}/{kind}/{n}"
+                f"{prefix}/{kind}/{n}"
                 for kind in ("ping", "answer")
                 for n in range(CLOCK_PING_COUNT - 1)
             ]
-            for key in (f"{room}/go", *read):
+            for key in (f"{prefix}/go", *read):
                 store.delete_key(key)
 
     def _sample(self) -> ClockSample:

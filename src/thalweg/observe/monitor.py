@@ -47,15 +47,15 @@ from thalweg.observe.records import Record, rounded
 from thalweg.observe.straggler import log_line
 from thalweg.transports.tcp_info import Connections, ConnectionTraffic
 
-# The period grows with the number of ranks.
-MONITOR_PERIOD_SECONDS, MONITORED_RANKS_PER_SECOND = 0.5, 50.0
+MONITOR_PERIOD_SECONDS = 0.5  # between two looks of this thread, with few ranks
+MONITORED_RANKS_PER_SECOND = 50.0  # with many ranks the period grows, to this rate of reports
 MAX_SUBMITTED_STEPS = 4096  # steps that may wait for this thread
-# A step is published for this many periods, and at most so many steps at once.
-MAX_PUBLISHED_STEPS, PUBLISHED_PERIODS_COUNT = 32, 4
-VERDICT_HISTORY_COUNT = 1000  # changes
-REPLICA_CHECK_PERIOD_STEPS = 64  # steps, of replicas that are to be equal
-DIGEST_HISTORY_COUNT = 64  # digests of a straggler are still compared
-STRAGGLERS_KEY = "late"  # in the store: the answer
+MAX_PUBLISHED_STEPS = 32  # steps that are published at once
+PUBLISHED_PERIODS_COUNT = 4  # periods for which a step stays published
+VERDICT_HISTORY_COUNT = 1000  # changes of the stragglers that are kept
+REPLICA_CHECK_PERIOD_STEPS = 64  # between two comparisons of replicas that should be equal
+DIGEST_HISTORY_COUNT = 64  # digests that are kept, as a straggler publishes its own later
+STRAGGLERS_KEY = "late"  # the key of the store under which the first member publishes stragglers
 log = logging.getLogger("thalweg")
 Digests = Mapping[int, int]  # of parameters, by the number of steps taken
 
@@ -78,15 +78,14 @@ class Monitor:
         self.clock = SyncedClock()
         self.stragglers: tuple[Straggler, ...] = ()
         self.changes: deque[tuple[int, tuple[Straggler, ...]]] = deque(maxlen=VERDICT_HISTORY_COUNT)
-        self.step_totals: dict[int, StepTotals] = {
-            world.rank: StepTotals()
-        }  # of the others on the first alone
+        # The first member has those of all ranks, the others have their own.
+        self.step_totals: dict[int, StepTotals] = {world.rank: StepTotals()}
         self.cpu_seconds = 0.0
         self._cluster = cluster
         self._arrivals = arrivals
         self._version = version  # of this package
         self._journal = journal
-        self.difference = ""  # as the first sees it, between replicas that are to be equal
+        self.difference = ""  # that the first member found between replicas that should be equal
         # This rank's parameters after a number of steps.
         self._digests: deque[tuple[int, int]] = deque(maxlen=DIGEST_HISTORY_COUNT)
         self._submitted: deque[Callable[[], None]] = deque(maxlen=MAX_SUBMITTED_STEPS)
@@ -223,9 +222,9 @@ class Monitor:
     def _flows(self, sent: Sequence[ConnectionTraffic]) -> tuple[FlowRecord, ...]:
         """The traffic to each other host, by the first rank there."""
         flows: defaultdict[int, list[ConnectionTraffic]] = defaultdict(list)
-        for one in sent:
-            if (peer := self._peer_addresses.rank_at(one.address)) is not None:
-                flows[peer].append(one)
+        for connection in sent:
+            if (peer := self._peer_addresses.rank_at(connection.address)) is not None:
+                flows[peer].append(connection)
         return tuple(
             FlowRecord(peer, sum(s.nbytes for s in some), max(s.busy for s in some))
             for peer, some in flows.items()
@@ -270,7 +269,11 @@ class Monitor:
         reports: dict[int, Mapping[str, Any]] = {}
         for rank, text in self._read_reports(store).items():
             entries = reports[rank] = json.loads(text)
-            new = (one for one in entries["steps"] if self._straggler_detector.is_new(rank, one[0]))
+            new = (
+                report
+                for report in entries["steps"]
+                if self._straggler_detector.is_new(rank, report[0])
+            )
             self._straggler_detector.see(rank, map(StepReport.read, new))
             if rank != self.rank:
                 self.step_totals[rank] = StepTotals(**entries["tally"])
@@ -282,7 +285,7 @@ class Monitor:
         if stragglers or before:
             answer = {
                 "step": self._straggler_detector.newest,
-                "late": [each.entries() for each in stragglers],
+                "late": [straggler.entries() for straggler in stragglers],
             }
             store.set(STRAGGLERS_KEY, json.dumps(answer))
         for hang in self._hang_detector.find_hung(reports):

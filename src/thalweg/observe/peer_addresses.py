@@ -63,10 +63,10 @@ def own_addresses() -> frozenset[str]:
     """The addresses of this host in all of its networks."""
     families = (socket.AF_INET, socket.AF_INET6)
     return frozenset(
-        plain(found.address)
+        plain(entry.address)
         for interface in psutil.net_if_addrs().values()
-        for found in interface
-        if found.family in families
+        for entry in interface
+        if entry.family in families
     )
 
 

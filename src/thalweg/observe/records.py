@@ -130,7 +130,7 @@ class StepRecord:
     def exchanging(self) -> float:
         """The seconds with an exchange in flight; with torch's collectives, which don't report it,
         the seconds with a busy connection, or else the exposed communication."""
-        spans = [(each.started, each.ended) for each in self.rounds]
+        spans = [(record.started, record.ended) for record in self.rounds]
         busy = max((flow.busy for flow in self.flows), default=0.0)
         return covered(spans) if spans else max(busy, self.exposed)
 
@@ -174,17 +174,17 @@ def covered(spans: Iterable[tuple[float, float]]) -> float:
 
 def by_step(ranks: Mapping[int, Iterable[StepRecord]]) -> dict[int, dict[int, StepRecord]]:
     """The records by step, then by rank."""
-    found: dict[int, dict[int, StepRecord]] = {}
+    records: dict[int, dict[int, StepRecord]] = {}
     for rank, steps in ranks.items():
         for step in steps:
-            found.setdefault(step.step, {})[rank] = step
-    return dict(sorted(found.items()))
+            records.setdefault(step.step, {})[rank] = step
+    return dict(sorted(records.items()))
 
 
 def written(record: Record) -> str:
     """The record as a JSON line, without its end."""
     if isinstance(record, StepRecord):  # there are many
-        data = {each.name: rounded(getattr(record, each.name)) for each in fields(record)}
+        data = {entry.name: rounded(getattr(record, entry.name)) for entry in fields(record)}
     else:
         data = asdict(record)
     return json.dumps({"kind": record.kind, **data}, separators=(",", ":"))
@@ -218,9 +218,9 @@ def rounded(value: Any) -> Any:
         case float():
             return round(value, RECORD_SECONDS_DIGITS)
         case dict():
-            return {key: rounded(each) for key, each in value.items()}
+            return {key: rounded(item) for key, item in value.items()}
         case tuple():
-            return [rounded(each) for each in value]
+            return [rounded(item) for item in value]
     return value
 
 
@@ -229,6 +229,6 @@ def _step(data: dict[str, Any]) -> StepRecord:
         BucketRecord(bucket, ready, started, ended, {int(p): came for p, came in peers.items()})
         for bucket, ready, started, ended, peers in data.pop("rounds")
     )
-    encodings = (EncodeRecord(*each) for each in data.pop("encodings"))
-    flows = (FlowRecord(*each) for each in data.pop("flows"))
+    encodings = (EncodeRecord(*values) for values in data.pop("encodings"))
+    flows = (FlowRecord(*values) for values in data.pop("flows"))
     return StepRecord(**data, rounds=tuple(rounds), encodings=tuple(encodings), flows=tuple(flows))

@@ -61,9 +61,9 @@ class RunEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunReport:
-    """The report; `run` holds the steps in it, and stragglers may have begun before them."""
+    """The report on the steps in `timeline`; stragglers may have begun before them."""
 
-    run: Timeline
+    timeline: Timeline
     cluster: Cluster
     accounts: tuple[RankBreakdown, ...]
     stragglers: tuple[StragglerEpisode, ...]
@@ -72,8 +72,8 @@ class RunReport:
     @property
     def seconds(self) -> float:
         """The mean step time over all ranks, in seconds."""
-        steps = sum(each.steps for each in self.accounts)
-        return sum(each.seconds * each.steps for each in self.accounts) / max(1, steps)
+        steps = sum(account.steps for account in self.accounts)
+        return sum(account.seconds * account.steps for account in self.accounts) / max(1, steps)
 
 
 def run_report(
@@ -87,63 +87,65 @@ def run_report(
     uses the whole run, since it depends on earlier steps."""
     where = cluster_of(run) if cluster is None else cluster
     for rank in run.rank_timelines:
-        where.host(rank)  # or says that there is none
-    found = straggler_episodes(where, run.by_rank, run.member_spans)
+        where.host(rank)  # raises if the cluster has no such rank
+    episodes = straggler_episodes(where, run.by_rank, run.member_spans)
     part = run.cut(first, last)
     shown = part.steps
-    begun = {
+    first_steps = {
         rank: timeline.steps[0].step
         for rank, timeline in run.rank_timelines.items()
         if timeline.steps
     }
     return RunReport(
-        run=part,
+        timeline=part,
         cluster=where,
         accounts=tuple(
-            _account(timeline, begun[rank])
+            _account(timeline, first_steps[rank])
             for rank, timeline in part.rank_timelines.items()
             if timeline.steps
         ),
         stragglers=tuple(
-            each for each in found if shown and each.first <= shown[-1] and each.last >= shown[0]
+            episode
+            for episode in episodes
+            if shown and episode.first <= shown[-1] and episode.last >= shown[0]
         ),
         notes=tuple(_happenings(part.rank_timelines.values())),
     )
 
 
-def _account(timeline: RankTimeline, set_up: int) -> RankBreakdown:
+def _account(timeline: RankTimeline, warm_up_step: int) -> RankBreakdown:
     """The breakdown without the warm-up step, unless there is no other."""
-    tally = StepTotals()
+    totals = StepTotals()
     for step in timeline.steps:
-        if step.step != set_up or len(timeline.steps) == 1:
-            tally.add(step)
-    each = tally.each()
+        if step.step != warm_up_step or len(timeline.steps) == 1:
+            totals.add(step)
+    means = totals.each()
     return RankBreakdown(
         rank=timeline.rank,
         host=timeline.host,
         rack=timeline.rack,
-        steps=tally.steps,
-        seconds=each["seconds"],
-        computing=each["computing"],
-        exposed=each["exposed"],
-        hidden=each["hidden"],
-        encoding=each["encoding"],
-        waiting=each["settled"],
-        nbytes=each["nbytes"],
+        steps=totals.steps,
+        seconds=means["seconds"],
+        computing=means["computing"],
+        exposed=means["exposed"],
+        hidden=means["hidden"],
+        encoding=means["encoding"],
+        waiting=means["settled"],
+        nbytes=means["nbytes"],
     )
 
 
 def _happenings(lanes: Iterable[RankTimeline]) -> list[RunEvent]:
     """The events in the order of their first record, without stragglers, which have episodes."""
-    found: dict[tuple[int, str, str], tuple[float, list[int]]] = {}
+    ranks_of: dict[tuple[int, str, str], list[int]] = {}
     notes: list[tuple[int, EventRecord]] = [
         (timeline.rank, event) for timeline in lanes for event in timeline.notes
     ]
-    for rank, event in sorted(notes, key=lambda each: each[1].at):
+    for rank, event in sorted(notes, key=lambda note: note[1].at):
         if event.topic != "late":
-            _, ranks = found.setdefault((event.step, event.topic, event.text), (event.at, []))
+            ranks = ranks_of.setdefault((event.step, event.topic, event.text), [])
             ranks += [] if rank in ranks else [rank]
     return [
         RunEvent(step=step, topic=topic, text=text, ranks=tuple(sorted(ranks)))
-        for (step, topic, text), (_, ranks) in found.items()
+        for (step, topic, text), ranks in ranks_of.items()
     ]

@@ -68,10 +68,10 @@ class SlowRankDetector:
             rank: sum(s.computing > limit for s in spans) / len(spans)
             for rank, spans in self._spans.items()
         }
-        found = (
+        candidates = (
             self._judged(rank, usual, limit, often, named.get(rank)) for rank in sorted(lately)
         )
-        return [slow for slow in found if slow is not None]
+        return [slow for slow in candidates if slow is not None]
 
     def _judged(
         self,

@@ -40,7 +40,7 @@ class StepTotals:
         self.exposed += step.exposed
         self.hidden += step.hidden
         self.settled += step.settled
-        self.encoding += sum(each.ended - each.began for each in step.encodings)
+        self.encoding += sum(record.ended - record.began for record in step.encodings)
         self.nbytes += sum(flow.nbytes for flow in step.flows)
 
     def each(self) -> dict[str, float]:

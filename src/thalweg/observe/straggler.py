@@ -12,9 +12,9 @@ from thalweg.facts import about
 
 class StragglerKind(StrEnum):
     COMPUTE = "compute"  # a rank computes for longer than the others
-    NIC = "nic"  # a host's link gives less than the others', or than before
-    UPLINK = "uplink"  # a rack's
-    LINK = "link"  # what is between two hosts or racks: nothing tells whose part of it
+    NIC = "nic"  # the NIC of a host is slower than others, or than before
+    UPLINK = "uplink"  # the uplink of a rack is
+    LINK = "link"  # one of several NICs and uplinks is: nothing tells which
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,5 +54,5 @@ def log_line(stragglers: Sequence[Straggler], before: Sequence[Straggler] = ()) 
     """The log line for changed stragglers."""
     if stragglers:
         return f"straggler: {'; '.join(map(str, stragglers))}"
-    resolved = "; ".join(each.why for each in before)
+    resolved = "; ".join(straggler.why for straggler in before)
     return f"straggler resolved: {resolved}" if resolved else "no stragglers"

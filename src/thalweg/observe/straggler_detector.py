@@ -74,15 +74,21 @@ class StragglerDetector:
             return self.stragglers
         self._changed = False
         self._close_steps()
-        found = {straggler.key: straggler for straggler in self._found()}
+        detected = {straggler.key: straggler for straggler in self._found()}
         named = {straggler.key: straggler for straggler in self.stragglers}
-        self._times = {key: self._times.get(key, 0) + 1 for key in found}
-        stragglers = [one for key, one in found.items() if key in named or self._is_sure(one)]
-        stragglers += [
-            one for key, one in named.items() if key not in found and key in self._before
+        self._times = {key: self._times.get(key, 0) + 1 for key in detected}
+        stragglers = [
+            candidate
+            for key, candidate in detected.items()
+            if key in named or self._is_sure(candidate)
         ]
-        self._before = found  # a reported straggler is resolved when it isn't found twice
-        self.stragglers = tuple(sorted(stragglers, key=lambda each: -each.seconds))
+        stragglers += [
+            candidate
+            for key, candidate in named.items()
+            if key not in detected and key in self._before
+        ]
+        self._before = detected  # a reported straggler is resolved when it isn't found twice
+        self.stragglers = tuple(sorted(stragglers, key=lambda straggler: -straggler.seconds))
         return self.stragglers
 
     def _is_sure(self, straggler: Straggler) -> bool:

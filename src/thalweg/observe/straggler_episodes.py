@@ -64,20 +64,20 @@ def straggler_episodes(
     spells: list[list[tuple[int, Straggler]]] = []
     going: dict[Any, list[tuple[int, Straggler]]] = {}
     for number, stragglers in stragglers_by_step(cluster, ranks, formations):
-        for each in stragglers:
-            spell = going.get(each.key)
+        for straggler in stragglers:
+            spell = going.get(straggler.key)
             if spell is None or number - spell[-1][0] > RECENT_WINDOW_STEPS:
-                spell = going[each.key] = []
+                spell = going[straggler.key] = []
                 spells.append(spell)
-            spell.append((number, each))
+            spell.append((number, straggler))
     seconds: dict[int, float] = {}
     excess: dict[int, dict[int, float]] = {}  # compute time above the median
     for number, steps in by_step(ranks).items():
         usual = median_low(step.computing for step in steps.values())
         seconds[number] = fmean(step.seconds for step in steps.values())
         excess[number] = {rank: step.computing - usual for rank, step in steps.items()}
-    found = [_episode(spell, seconds, excess) for spell in spells]
-    return sorted(found, key=lambda each: -each.total)
+    episodes = [_episode(spell, seconds, excess) for spell in spells]
+    return sorted(episodes, key=lambda episode: -episode.total)
 
 
 def _episode(

@@ -91,10 +91,10 @@ class Timeline:
     @property
     def member_spans(self) -> list[MemberSpan]:
         """The spans between changes of members or plan."""
-        openings = [found for lane in self.rank_timelines.values() for found in lane.openings]
+        openings = [opening for lane in self.rank_timelines.values() for opening in lane.openings]
         changes: dict[int, tuple[int, ...]] = {}
         before: tuple[object, ...] = ()
-        for step, header in sorted(openings, key=lambda found: found[0]):
+        for step, header in sorted(openings, key=lambda opening: opening[0]):
             if (header.members, header.sync) != before:
                 before = header.members, header.sync
                 changes[step] = header.members or tuple(self.rank_timelines)
@@ -158,19 +158,23 @@ class _RankRecords:
 
 def timeline(records: Mapping[int, Iterable[Record]]) -> Timeline:
     """The timeline of all ranks' records, which are oldest first."""
-    told = {rank: _rank_records(rank, written) for rank, written in sorted(records.items())}
-    sizes = (one.opening.size for one in told.values() if one.opening is not None)
-    size = next(sizes, max(told, default=-1) + 1)
-    older = [rank for rank in told if rank >= size]
+    by_rank = {rank: _rank_records(rank, written) for rank, written in sorted(records.items())}
+    sizes = (
+        rank_records.opening.size
+        for rank_records in by_rank.values()
+        if rank_records.opening is not None
+    )
+    size = next(sizes, max(by_rank, default=-1) + 1)
+    older = [rank for rank in by_rank if rank >= size]
     remarks = [
         f"{ranks_text(older)}: excluded, as the run had {size} ranks: records of an earlier run"
         for _ in older[:1]
     ]
-    told = {rank: one for rank, one in told.items() if rank < size}
-    missing = tuple(rank for rank in range(size) if rank not in told or not told[rank].steps)
+    by_rank = {rank: rank_records for rank, rank_records in by_rank.items() if rank < size}
+    missing = tuple(rank for rank in range(size) if rank not in by_rank or not by_rank[rank].steps)
     remarks += [f"{ranks_text(missing)}: no steps on record" for _ in missing[:1]]
-    _align([life for one in told.values() for life in one.lives])
-    lanes = {rank: _lane(one) for rank, one in told.items()}
+    _align([life for rank_records in by_rank.values() for life in rank_records.lives])
+    lanes = {rank: _lane(rank_records) for rank, rank_records in by_rank.items()}
     for how, words in (
         (Aligned.STEPS, "no clock comparison on record; aligned by the ends of steps"),
         (Aligned.NOT, "no clock comparison on record, and no step in common with others"),
@@ -323,11 +327,11 @@ def _shifted(step: StepRecord, clock: ClockOffsets) -> StepRecord:
     )
 
 
-def _shifted_round(each: BucketRecord, clock: ClockOffsets) -> BucketRecord:
-    started = clock(each.started)
-    offset = started - each.started  # clocks don't drift much in a round, and peers are many
-    peers = {peer: came + offset for peer, came in each.peers.items()}
-    return BucketRecord(each.bucket, clock(each.ready), started, clock(each.ended), peers)
+def _shifted_round(record: BucketRecord, clock: ClockOffsets) -> BucketRecord:
+    started = clock(record.started)
+    offset = started - record.started  # clocks don't drift much in a round, and peers are many
+    peers = {peer: came + offset for peer, came in record.peers.items()}
+    return BucketRecord(record.bucket, clock(record.ready), started, clock(record.ended), peers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,8 +343,8 @@ class ClockOffsets:
     @classmethod
     def of(cls, moments: Iterable[ClockSample]) -> Self:
         """The offsets from these samples; of two at the same time, the later counts."""
-        found = {moment.at: moment for moment in moments}
-        return cls(tuple(found[at] for at in sorted(found)))
+        samples = {moment.at: moment for moment in moments}
+        return cls(tuple(samples[at] for at in sorted(samples)))
 
     @classmethod
     def shifted(cls, offset: float) -> Self:

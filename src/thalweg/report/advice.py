@@ -123,33 +123,35 @@ def _add_ranking(main: ET.Element, ranking: Sequence[RankedPlan]) -> None:
     lead = "Best first. The dot is the predicted mean step time; the whisker is its 80 % interval."
     if any(ranked.steps not in (None, 1) for ranked in ranking):
         lead += f" Ranked by step time multiplied by the steps needed for one of {BASELINE}'s."
-    found = section(main, "Ranking", lead)
+    parent = section(main, "Ranking", lead)
     shown, rest = ranking[:MAX_RANKING_ROWS], ranking[MAX_RANKING_ROWS:]
-    _add_rows(found, "Ranking", shown, first=1)[0].set("class", "best")
+    _add_rows(parent, "Ranking", shown, first=1)[0].set("class", "best")
     if rest:
         label = counted(len(rest), "more plan")
-        _add_rows(details(found, label), label, rest, first=MAX_RANKING_ROWS + 1)
+        _add_rows(details(parent, label), label, rest, first=MAX_RANKING_ROWS + 1)
 
 
 def _add_rows(
     parent: ET.Element, label: str, ranking: Sequence[RankedPlan], *, first: int
 ) -> ET.Element:
     estimates = [ranked.estimate for ranked in ranking]
-    scale = whisker_scale([value for each in estimates for value in (each.low, each.high)])
+    scale = whisker_scale(
+        [value for estimate in estimates for value in (estimate.low, estimate.high)]
+    )
     numbers = {id(ranked): number for number, ranked in enumerate(ranking, start=first)}
     columns: dict[str, Callable[[RankedPlan], Cell]] = {
-        ">#": lambda one: str(numbers[id(one)]),
-        "plan": lambda one: partial(_fill_plan, one),
-        ">step time": lambda one: partial(
-            _fill_interval, one.estimate.seconds, one.estimate.low, one.estimate.high
+        ">#": lambda row: str(numbers[id(row)]),
+        "plan": lambda row: partial(_fill_plan, row),
+        ">step time": lambda row: partial(
+            _fill_interval, row.estimate.seconds, row.estimate.low, row.estimate.high
         ),
-        "": lambda one: partial(
-            _fill_whisker, scale, one.estimate.seconds, one.estimate.low, one.estimate.high, None
+        "": lambda row: partial(
+            _fill_whisker, scale, row.estimate.seconds, row.estimate.low, row.estimate.high, None
         ),
-        f">speed-up vs {BASELINE}": lambda one: times(one.vs_ddp),
-        "promise": lambda one: lambda cell: add(cell, "span", one.promise.value, "pill"),
-        "survives": lambda one: classed(one.survives, "short"),
-        "why": lambda one: classed(one.why, "words"),
+        f">speed-up vs {BASELINE}": lambda row: times(row.vs_ddp),
+        "promise": lambda row: lambda cell: add(cell, "span", row.promise.value, "pill"),
+        "survives": lambda row: classed(row.survives, "short"),
+        "why": lambda row: classed(row.why, "words"),
     }
     headings, body = table(parent, label, ranking, columns)
     draw_ruler(headings[3], scale)
@@ -171,23 +173,25 @@ def _add_breakdown(main: ET.Element, ranking: Sequence[RankedPlan]) -> None:
     shown = list(ranking[:MAX_ADVICE_BARS])
     shown += [ranked for ranked in ranking[MAX_ADVICE_BARS:] if str(ranked.plan) == BASELINE]
     estimates = [ranked.estimate for ranked in shown]
-    found = section(main, "Step time breakdown", "Parts of a step, one after the other.")
-    used = [name for name in PARTS if any(getattr(each.parts, name) > 0 for each in estimates)]
-    add_legend(found, [(name, PARTS[name], 14) for name in used])
-    bars = add(found, "div", name="bars")
+    parent = section(main, "Step time breakdown", "Parts of a step, one after the other.")
+    used = [
+        name for name in PARTS if any(getattr(estimate.parts, name) > 0 for estimate in estimates)
+    ]
+    add_legend(parent, [(name, PARTS[name], 14) for name in used])
+    bars = add(parent, "div", name="bars")
     longest = max(estimate.seconds for estimate in estimates) or 1.0
-    for each in estimates:
-        row, label = add_bar(bars, each.seconds)
-        plan_text(label, each.sync)
-        parts = {name: float(getattr(each.parts, name)) for name in PARTS}
-        title = f"{each.sync}: {parts_text(parts)}"
+    for estimate in estimates:
+        row, label = add_bar(bars, estimate.seconds)
+        plan_text(label, estimate.sync)
+        parts = {name: float(getattr(estimate.parts, name)) for name in PARTS}
+        title = f"{estimate.sync}: {parts_text(parts)}"
         draw_bar(row, title, {0: parts.items()}, longest, BAR)
     columns: dict[str, Callable[[Estimate], Cell]] = {
-        "plan": lambda each: plan_cell(each.sync),
+        "plan": lambda estimate: plan_cell(estimate.sync),
         **{f">{name}": partial(_part, name) for name in PARTS},
-        ">total": lambda each: about(each.seconds, "s"),
+        ">total": lambda estimate: about(estimate.seconds, "s"),
     }
-    table(details(found, "As a table"), "Parts of a step", estimates, columns)
+    table(details(parent, "As a table"), "Parts of a step", estimates, columns)
 
 
 def _part(name: str, estimate: Estimate) -> str:
@@ -196,36 +200,47 @@ def _part(name: str, estimate: Estimate) -> str:
 
 
 def _add_measured(main: ET.Element, measured: Sequence[MeasuredStepTime]) -> None:
-    inside = sum(each.inside for each in measured)
+    inside = sum(step_time.inside for step_time in measured)
     lead = (
         "The dot with its whisker is the prediction, the diamond is the step time of a run: "
         f"{inside} of {len(measured)} within their interval."
     )
-    found = section(main, "Predicted and measured step times", lead)
-    values = [value for each in measured for value in (each.seconds, each.low, each.high)]
+    parent = section(main, "Predicted and measured step times", lead)
+    values = [
+        value
+        for step_time in measured
+        for value in (step_time.seconds, step_time.low, step_time.high)
+    ]
     scale = whisker_scale(values)
     columns: dict[str, Callable[[MeasuredStepTime], Cell]] = {
-        "plan": lambda each: plan_cell(each.sync),
-        ">predicted": lambda each: partial(_fill_interval, each.predicted, each.low, each.high),
-        "": lambda each: partial(
-            _fill_whisker, scale, each.predicted, each.low, each.high, each.seconds
+        "plan": lambda step_time: plan_cell(step_time.sync),
+        ">predicted": lambda step_time: partial(
+            _fill_interval, step_time.predicted, step_time.low, step_time.high
         ),
-        ">measured": lambda each: about(each.seconds, "s"),
-        ">prediction error": lambda each: f"{each.error:+.0%}",
-        "within the interval": lambda each: "yes" if each.inside else "no",
+        "": lambda step_time: partial(
+            _fill_whisker,
+            scale,
+            step_time.predicted,
+            step_time.low,
+            step_time.high,
+            step_time.seconds,
+        ),
+        ">measured": lambda step_time: about(step_time.seconds, "s"),
+        ">prediction error": lambda step_time: f"{step_time.error:+.0%}",
+        "within the interval": lambda step_time: "yes" if step_time.inside else "no",
     }
-    headings, _ = table(found, "Predicted and measured step times", measured, columns)
+    headings, _ = table(parent, "Predicted and measured step times", measured, columns)
     draw_ruler(headings[2], scale)
 
 
 def _add_assumed(main: ET.Element, advice: Advice) -> None:
     whole = [*advice.assumed, *advice.cluster.assumed, *advice.machine.assumed]
     texts = dict.fromkeys([*whole, *advice.best.estimate.assumed])
-    found = section(main, "Assumptions")
+    parent = section(main, "Assumptions")
     if texts:
-        bullets(found, texts)
+        bullets(parent, texts)
     else:
-        add(found, "p", "None: all values were measured or declared.")
+        add(parent, "p", "None: all values were measured or declared.")
 
 
 def _add_not_ranked(main: ET.Element, advice: Advice) -> None:
@@ -240,8 +255,8 @@ def _add_not_ranked(main: ET.Element, advice: Advice) -> None:
 
 
 def _add_use(main: ET.Element, sync: str) -> None:
-    found = section(main, "Use it")
-    code = add(add(found, "pre"), "code", 'run = thalweg.attach(model, optimizer, sync="')
+    parent = section(main, "Use it")
+    code = add(add(parent, "pre"), "code", 'run = thalweg.attach(model, optimizer, sync="')
     add(code, "span", sync, "plan").tail = '")'
 
 

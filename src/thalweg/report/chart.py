@@ -1,8 +1,8 @@
 """Axes with ticks at round values, and line charts of seconds over rates or steps.
 
 A page has a chart twice, for wide screens and for narrow ones. Lines differ in colour, in dashes
-and by the letter at their right end. Marks are numbered above the plot, each with a dotted line
-down to its point.
+and by the letter at their right end, so there are at most 26. Marks are numbered above the plot,
+each with a dotted line down to its point.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from thalweg.report.page import picture
 from thalweg.report.shapes import add, dot, line, tip, words
 
 ROUND = ((1, 2, 5), (1, 3), (1,))  # digits at which ticks may stand, densest first
-WIDE = 20  # ratio of most to least from which on an axis is logarithmic
-NARROW = 326
+LOGARITHMIC_AXIS_RATIO = 20  # of `most` to `least`; above it an axis is logarithmic by default
+NARROW_CHART_PIXELS = 326
 LEFT, RIGHT, TOP, BOTTOM = 64, 44, 58, 44
 BADGE = 9  # radius
 NOW_CHARACTER_PIXELS = 7.5  # upper bound of the average
@@ -45,13 +45,13 @@ class Scale:
             share = (value - self.least) / (self.most - self.least)
         return round(self.start + share * (self.stop - self.start), 1)
 
-    def ticks(self, most: int) -> list[float]:
-        """Round values on the axis, at most `most` of them."""
+    def ticks(self, max_count: int) -> list[float]:
+        """Round values on the axis, at most `max_count` of them."""
         candidates = _logarithmic(self.least, self.most) if self.logarithmic else []
-        for found in candidates:
-            if 2 <= len(found) <= most:
-                return found
-        return _linear(self.least, self.most, most)
+        for values in candidates:
+            if 2 <= len(values) <= max_count:
+                return values
+        return _linear(self.least, self.most, max_count)
 
 
 def scale_of(
@@ -59,10 +59,10 @@ def scale_of(
 ) -> Scale:
     """An axis for all values that are finite and positive, logarithmic by default if they are far
     apart. It doesn't begin at zero."""
-    found = [value for value in values if isfinite(value) and value > 0] or [1.0]
-    least, most = min(found), max(found)
+    drawn = [value for value in values if isfinite(value) and value > 0] or [1.0]
+    least, most = min(drawn), max(drawn)
     if logarithmic is None:
-        logarithmic = most / least > WIDE
+        logarithmic = most / least > LOGARITHMIC_AXIS_RATIO
     if most / least < 1.01:  # a single value stands in the middle
         least, most = least / 2, most * 2
     return Scale(least=least, most=most, start=start, stop=stop, logarithmic=logarithmic)
@@ -74,44 +74,47 @@ def spread(places: Sequence[float], gap: float, least: float, most: float) -> li
     order = sorted(range(len(places)), key=lambda index: places[index])
     moved = [places[index] for index in order]
     for index in range(len(moved)):
-        floor_ = moved[index - 1] + gap if index else least
-        moved[index] = max(moved[index], floor_)
+        lower = moved[index - 1] + gap if index else least
+        moved[index] = max(moved[index], lower)
     for index in reversed(range(len(moved))):
-        ceiling = moved[index + 1] - gap if index + 1 < len(moved) else most
-        moved[index] = min(moved[index], ceiling)
+        upper = moved[index + 1] - gap if index + 1 < len(moved) else most
+        moved[index] = min(moved[index], upper)
     return [place for _, place in sorted(zip(order, moved, strict=True))]
 
 
 def value_at(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
-    """The value at `x` of the curve through these points, linear between them on logarithms."""
+    """The value at `x` of the line through these points, and of its nearer end beyond them."""
     for (x1, y1), (x2, y2) in pairwise(zip(xs, ys, strict=True)):
         if min(x1, x2) <= x <= max(x1, x2) and x1 != x2:
-            return float(y1 * (y2 / y1) ** (log10(x / x1) / log10(x2 / x1)))
+            return y1 + (y2 - y1) * (x - x1) / (x2 - x1)
     return ys[0] if abs(x - xs[0]) < abs(x - xs[-1]) else ys[-1]
 
 
 def _logarithmic(least: float, most: float) -> list[list[float]]:
-    decades = range(floor(log10(least)), ceil(log10(most)) + 1)
-    found = [[digit * 10.0**each for each in decades for digit in digits] for digits in ROUND]
-    found += [[10.0**each for each in decades if each % every == 0] for every in (2, 3)]
+    """Lists of round values from `least` to `most`, densest first: several, then one per decade,
+    then one for two and for three decades."""
+    exponents = range(floor(log10(least)), ceil(log10(most)) + 1)
+    lists = [[digit * 10.0**e for e in exponents for digit in digits] for digits in ROUND]
+    lists += [[10.0**e for e in exponents if e % every == 0] for every in (2, 3)]
     return [
-        [value for value in values if least * 0.999 <= value <= most * 1.001] for values in found
+        [value for value in values if least * 0.999 <= value <= most * 1.001] for values in lists
     ]
 
 
-def _linear(least: float, most: float, number: int) -> list[float]:
-    """Multiples of the smallest round step with at most `number` of them between the two."""
-    decade = 10.0 ** floor(log10((most - least) / (number + 1)))
+def _linear(least: float, most: float, max_count: int) -> list[float]:
+    """Multiples of the smallest round step with at most `max_count` of them between the two."""
+    decade = 10.0 ** floor(log10((most - least) / (max_count + 1)))
     for step in (digit * decade for digit in (1, 2, 5, 10, 20, 50, 100)):
         first, last = ceil(least / step * 0.999), floor(most / step * 1.001)
-        if last - first < number:
+        if last - first < max_count:
             return [index * step for index in range(first, last + 1)]
     return []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """A numbered place on the x axis, or at a curve; not drawn if that curve isn't."""
+    """A numbered value `at` on the x axis, which is marked on the curve of this name if there is
+    one; not drawn if that curve isn't."""
 
     at: float
     text: str
@@ -147,7 +150,7 @@ class LineChart:
 
 
 def add_chart(parent: ET.Element, chart: LineChart) -> None:
-    for width, name in ((chart.size[0], "wide"), (NARROW, "narrow")):
+    for width, name in ((chart.size[0], "wide"), (NARROW_CHART_PIXELS, "narrow")):
         _draw(parent, chart, width, name)
 
 
@@ -187,7 +190,7 @@ def _draw(parent: ET.Element, chart: LineChart, width: int, name: str) -> None:
     across, up = chart.scales(width)
     left, right, bottom = across.start, across.stop, up.start
     for x in across.ticks(int((right - left) / 80) + 1):
-        if x == round(x):
+        if x == round(x):  # no step is between two others, and rates are large
             line(root, across.at(x), TOP, across.at(x), bottom, "grid")
             words(root, across.at(x), bottom + 18, chart.x_text(x), "faint middle")
     for seconds in up.ticks(7):
@@ -214,7 +217,8 @@ def _draw_curves(root: ET.Element, chart: LineChart, across: Scale, up: Scale) -
     rightmost = chart.xs.index(max(chart.xs))
     ends = [up.at(seconds[rightmost]) for seconds in chart.curves.values()]
     right = across.stop
-    for letter, end, y in zip(ascii_uppercase, ends, spread(ends, 15, TOP, up.start), strict=False):
+    letters = ascii_uppercase[: len(ends)]
+    for letter, end, y in zip(letters, ends, spread(ends, 15, TOP, up.start), strict=True):
         line(root, right + 3, end, right + 14, y, "lead-line")
         words(root, right + 18, y + 4, letter, "letter")
 
@@ -230,8 +234,9 @@ def _draw_marks(root: ET.Element, chart: LineChart, across: Scale, up: Scale) ->
     places = spread(xs, 2 * BADGE + 4, across.start + BADGE, across.stop - BADGE)
     for (number, mark), x, place in zip(inside, xs, places, strict=True):
         y = up.start
-        if mark.curve:
-            y = up.at(value_at(chart.xs, chart.curves[mark.curve], mark.at))
+        if mark.curve:  # it is straight between points in pixels, whatever the axes are
+            ys = [up.at(seconds) for seconds in chart.curves[mark.curve]]
+            y = round(value_at([across.at(x) for x in chart.xs], ys, x), 1)
             dot(root, x, y, 4, "point")
         path = f"M{place:.1f},{centre + BADGE} L{x},{TOP} L{x},{y}"
         add(root, "path", name="break", d=path)

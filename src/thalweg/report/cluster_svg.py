@@ -150,15 +150,15 @@ def _row(hosts: Sequence[Host], median_nic: float, racks: int, remarks: Mapping[
     name = host.name if alone else counted(number, "host")
     late = f"straggles {host.late.probability:.0%}" if host.late.probability else ""
     remark = remarks.get(host.name, "") if alone else ""
-    found = [word for word in (_speed(host.nic, median_nic), late, remark) if word]
+    parts = [word for word in (_speed(host.nic, median_nic), late, remark) if word]
     ranks = f"ranks {', '.join(str(rank) for rank in host.ranks)}" if alone else ""
     rates = _rates([each.nic for each in hosts])
     return _Row(
         name=name,
         rates=rates,
-        remarks=", ".join(found),
-        description="; ".join(filter(None, [f"{name}: NIC {rates}", ranks, *found])),
-        slow="slow" in found,
+        remarks=", ".join(parts),
+        description="; ".join(filter(None, [f"{name}: NIC {rates}", ranks, *parts])),
+        slow="slow" in parts,
     )
 
 

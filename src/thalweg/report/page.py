@@ -142,12 +142,12 @@ def written(root: ET.Element) -> str:
 
 
 def section(parent: ET.Element, heading: str, lead: str = "") -> ET.Element:
-    found = add(parent, "section")
-    found.tail = "\n"
-    add(found, "h2", heading)
+    element = add(parent, "section")
+    element.tail = "\n"
+    add(element, "h2", heading)
     if lead:
-        add(found, "p", lead, "lead")
-    return found
+        add(element, "p", lead, "lead")
+    return element
 
 
 def plan_text(parent: ET.Element, text: str) -> ET.Element:
@@ -175,8 +175,8 @@ def table(
     and its body. A column maps its heading to the cell of a row: a text, or what fills the cell. A
     heading that begins with > belongs to a column of numbers."""
     region = add(parent, "div", name="scroll", role="region", aria_label=label, tabindex="0")
-    found = add(region, "table")
-    headings, body = add(add(found, "thead"), "tr"), add(found, "tbody")
+    element = add(region, "table")
+    headings, body = add(add(element, "thead"), "tr"), add(element, "tbody")
     kinds = ["number" if heading.startswith(">") else "" for heading in columns]
     for heading, kind in zip(columns, kinds, strict=True):
         text = heading.removeprefix(">").strip()
@@ -226,9 +226,9 @@ def footer(main: ET.Element) -> None:
 
 
 def details(parent: ET.Element, summary: str) -> ET.Element:
-    found = add(parent, "details")
-    add(found, "summary", summary)
-    return found
+    element = add(parent, "details")
+    add(element, "summary", summary)
+    return element
 
 
 def picture(

@@ -23,37 +23,39 @@ UPLINK_COLUMNS: dict[str, Callable[[Uplink], str]] = {
 }
 
 
-def tables(found: ProbeResult) -> list[Table]:
-    hosts = [(rack, host) for rack in found.cluster.racks for host in rack.hosts]
+def tables(result: ProbeResult) -> list[Table]:
+    hosts = [(rack, host) for rack in result.cluster.racks for host in rack.hosts]
     columns: dict[str, Callable[[tuple[Rack, Host]], str]] = {
         "host": lambda row: row[1].name,
         "rack": lambda row: row[0].name,
         "ranks": lambda row: ", ".join(map(str, row[1].ranks)),
-        ">NIC out": lambda row: bits_text(row[1].nic.out.bits_per_second) * found.measured,
-        ">NIC in": lambda row: bits_text(row[1].nic.into.bits_per_second) * found.measured,
-        ">round trip": lambda row: seconds_text(found.round_trips.get(row[1].name)),
+        ">NIC out": lambda row: bits_text(row[1].nic.out.bits_per_second) * result.measured,
+        ">NIC in": lambda row: bits_text(row[1].nic.into.bits_per_second) * result.measured,
+        ">round trip": lambda row: seconds_text(result.round_trips.get(row[1].name)),
     }
-    made = [table_of(hosts, columns, title=probe_title(found))]
-    return [*made, table_of(found.uplinks, UPLINK_COLUMNS)] if found.uplinks else made
+    made = [table_of(hosts, columns, title=probe_title(result))]
+    return [*made, table_of(result.uplinks, UPLINK_COLUMNS)] if result.uplinks else made
 
 
-def outcome_text(found: ProbeResult, file: Path, picture: Path) -> str:
-    lines = [f"racks ({found.sureness}): {found.reason}"]
-    lines += [*found.outliers, *found.contradictions, *found.notes]
-    lines.append(f"{found.measurements} measurements over {found.transport}, {found.seconds:.0f} s")
+def outcome_text(result: ProbeResult, file: Path, picture: Path) -> str:
+    lines = [f"racks ({result.sureness}): {result.reason}"]
+    lines += [*result.outliers, *result.contradictions, *result.notes]
+    lines.append(
+        f"{result.measurements} measurements over {result.transport}, {result.seconds:.0f} s"
+    )
     lines.append(f"written: {file} (for every --cluster), {picture}")
     return "\n".join(lines)
 
 
-def probe_title(found: ProbeResult) -> str:
-    cluster = found.cluster
+def probe_title(result: ProbeResult) -> str:
+    cluster = result.cluster
     return f"{counted(len(cluster.hosts), 'host')} in {counted(len(cluster.racks), 'rack')}"
 
 
-def draw_cluster(found: ProbeResult) -> str:
+def draw_cluster(result: ProbeResult) -> str:
     """The measured cluster as an SVG document, with outliers and contradictions below it."""
-    remarks = {host: about(seconds, "s") for host, seconds in found.round_trips.items()}
-    for uplink in found.uplinks:
+    remarks = {host: about(seconds, "s") for host, seconds in result.round_trips.items()}
+    for uplink in result.uplinks:
         least = min(uplink.out, uplink.into)
         remarks[uplink.rack] = (
             f"at least {bits_text(least)}"
@@ -61,11 +63,11 @@ def draw_cluster(found: ProbeResult) -> str:
             else f"{uplink.oversubscription:.1f}x oversubscribed"
         )
     return cluster_document(
-        found.cluster,
-        title=probe_title(found),
-        lead=f"racks ({found.sureness}): {found.reason}",
+        result.cluster,
+        title=probe_title(result),
+        lead=f"racks ({result.sureness}): {result.reason}",
         remarks=remarks,
-        notes=[*found.outliers, *found.contradictions],
+        notes=[*result.outliers, *result.contradictions],
     )
 
 

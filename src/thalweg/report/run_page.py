@@ -50,7 +50,9 @@ OVERLAPPED_PARTS = {
     "hidden": ("transfer", "overlapped communication"),
     "encoding": ("encode", "encoding"),
 }
-TALL, THIN = 16, 5
+BAR_PIXELS, THIN_BAR_PIXELS = 16, 5  # the heights of a rank's two bars,
+LEGEND_PIXELS = 14  # and of a thick one in the legend
+# Cells by heading; > marks a column of numbers.
 RANK_COLUMNS: dict[str, Callable[[RankBreakdown], str]] = {
     ">rank": lambda each: str(each.rank),
     "host": lambda each: each.host,
@@ -76,7 +78,7 @@ CLOCK_COLUMNS: dict[str, Callable[[RankTimeline], str]] = {
 
 def run_page(run: RunReport) -> str:
     """A complete HTML document without references to other files."""
-    steps = run.run.steps
+    steps = run.timeline.steps
     root, main = page(f"Thalweg run: {len(steps)} steps on {len(run.accounts)} ranks")
     add_patterns(main)
     _add_head(main, run)
@@ -84,7 +86,7 @@ def run_page(run: RunReport) -> str:
     bars = section(main, "Step time breakdown", "The mean step of each rank, part after part.")
     add_rank_bars(bars, run.accounts)
     lead = "If both lines rise, a rank is slow; if the upper one rises alone, the network is."
-    add_step_times(section(main, "Step time by step", lead), run.run.by_rank, run.stragglers)
+    add_step_times(section(main, "Step time by step", lead), run.timeline.by_rank, run.stragglers)
     _add_maps(main, run)
     _add_table(main, run.accounts)
     _add_clocks(main, run)
@@ -96,10 +98,10 @@ def run_page(run: RunReport) -> str:
 def _add_head(main: ET.Element, run: RunReport) -> None:
     head = add(main, "header")
     add(head, "h1", "Run report")
-    steps = run.run.steps
-    lanes = run.run.rank_timelines.values()
-    syncs = [header.sync for timeline in lanes for _, header in timeline.openings]
-    under = f" under {', then '.join(dict.fromkeys(syncs))}" if syncs else ""
+    steps = run.timeline.steps
+    timelines = run.timeline.rank_timelines.values()
+    plans = [header.sync for timeline in timelines for _, header in timeline.openings]
+    under = f" under {', then '.join(dict.fromkeys(plans))}" if plans else ""
     facts = f"Steps {steps[0]} to {steps[-1]}{under}, {cluster_text(run.cluster)}."
     add(head, "p", facts, "facts")
 
@@ -110,8 +112,8 @@ def _add_hero(main: ET.Element, run: RunReport) -> None:
     add(hero, "h2", "Stragglers")
     worst = run.stragglers[0] if run.stragglers else None
     add(hero, "p", "No stragglers." if worst is None else _sentence(worst.why), "plan")
-    exposed = sum(each.exposed * each.steps for each in run.accounts)
-    seconds = sum(each.seconds * each.steps for each in run.accounts)
+    exposed = sum(account.exposed * account.steps for account in run.accounts)
+    seconds = sum(account.seconds * account.steps for account in run.accounts)
     entries = [
         (about(run.seconds, "s"), "mean step time"),
         (f"{exposed / seconds if seconds else 0:.0%}", "of it is exposed communication"),
@@ -123,7 +125,7 @@ def _add_hero(main: ET.Element, run: RunReport) -> None:
     add(hero, "p", _sentence(worst.when))
     if others := run.stragglers[1:MAX_SHOWN_STRAGGLERS]:
         add(hero, "p", "Other stragglers:")
-        bullets(hero, (_sentence(str(each)) for each in others))
+        bullets(hero, (_sentence(str(account)) for account in others))
 
 
 def _sentence(text: str) -> str:
@@ -131,18 +133,18 @@ def _sentence(text: str) -> str:
 
 
 def _add_maps(main: ET.Element, run: RunReport) -> None:
-    names = {each.rank: f"{each.rank} {each.host}" for each in run.accounts}
-    ranks = {rank: steps for rank, steps in run.run.by_rank.items() if rank in names}
+    names = {account.rank: f"{account.rank} {account.host}" for account in run.accounts}
+    ranks = {rank: steps for rank, steps in run.timeline.by_rank.items() if rank in names}
     lead = "Compute time of each rank above the median of all ranks, by its own clock."
-    found = section(main, "Compute time above the median", lead)
-    add_heat_map(found, ranks, names, computing_beyond, "of step time", "exceeded the median by")
+    parent = section(main, "Compute time above the median", lead)
+    add_heat_map(parent, ranks, names, computing_beyond, "of step time", "exceeded the median by")
     if any(step.flows for steps in ranks.values() for step in steps):
         lead = (
             "Rate of each host's slowest connection below the median, while it had data to send. A "
             "slow NIC shows in its own row and in the rows of hosts that send to it."
         )
-        found = section(main, "Flow rate below the median", lead)
-        add_heat_map(found, ranks, names, sending_below, "of the median rate", "was slower by")
+        parent = section(main, "Flow rate below the median", lead)
+        add_heat_map(parent, ranks, names, sending_below, "of the median rate", "was slower by")
 
 
 def _add_table(main: ET.Element, accounts: Sequence[RankBreakdown]) -> None:
@@ -150,43 +152,43 @@ def _add_table(main: ET.Element, accounts: Sequence[RankBreakdown]) -> None:
         "Step time is compute time, exposed communication and time blocked between steps. "
         "Overlapped communication and encoding take place meanwhile."
     )
-    found = section(main, "Table", lead)
+    parent = section(main, "Step time of each rank", lead)
     shown, rest = slowest_first(accounts, MAX_ACCOUNT_ROWS)
-    table(found, "Ranks", shown, RANK_COLUMNS | RATE_COLUMN)
+    table(parent, "Ranks", shown, RANK_COLUMNS | RATE_COLUMN)
     if rest:
         label = counted(len(rest), "more rank")
-        table(details(found, label), label, rest, RANK_COLUMNS | RATE_COLUMN)
+        table(details(parent, label), label, rest, RANK_COLUMNS | RATE_COLUMN)
 
 
 def _add_clocks(main: ET.Element, run: RunReport) -> None:
-    lanes = [timeline for timeline in run.run.rank_timelines.values() if timeline.steps]
-    errors = [timeline.error for timeline in lanes if timeline.error is not None]
-    found = section(main, "Clocks")
+    timelines = [timeline for timeline in run.timeline.rank_timelines.values() if timeline.steps]
+    errors = [timeline.error for timeline in timelines if timeline.error is not None]
+    parent = section(main, "Clocks")
     if errors:
         error = about(max(errors), "s")
-        add(found, "p", f"Clock error of {len(errors)} ranks: at most {error}.")
-    for remark in run.run.remarks:
-        add(found, "p", _sentence(remark))
-    table(details(found, "Clock of each rank"), "Clocks", lanes, CLOCK_COLUMNS)
+        add(parent, "p", f"Clock error of {len(errors)} ranks: at most {error}.")
+    for remark in run.timeline.remarks:
+        add(parent, "p", _sentence(remark))
+    table(details(parent, "Clock of each rank"), "Clocks", timelines, CLOCK_COLUMNS)
 
 
 def _add_notes(main: ET.Element, run: RunReport) -> None:
     if run.notes:
-        found = section(main, "Events")
+        parent = section(main, "Events")
         texts = [_sentence(str(note)) for note in run.notes]
-        bullets(found, texts[:MAX_SHOWN_NOTES])
+        bullets(parent, texts[:MAX_SHOWN_NOTES])
         if rest := texts[MAX_SHOWN_NOTES:]:
-            bullets(details(found, f"{len(rest)} more"), rest)
+            bullets(details(parent, f"{len(rest)} more"), rest)
 
 
 def add_rank_bars(parent: ET.Element, accounts: Sequence[RankBreakdown]) -> None:
-    there = [
-        (part, text, 14 if name in PARTS else THIN)
+    entries = [
+        (part, text, LEGEND_PIXELS if name in PARTS else THIN_BAR_PIXELS)
         for name, (part, text) in (PARTS | OVERLAPPED_PARTS).items()
-        if any(getattr(each, name) > 0 for each in accounts)
+        if any(getattr(account, name) > 0 for account in accounts)
     ]
-    add_legend(parent, there)
-    longest = max(each.seconds for each in accounts) or 1.0
+    add_legend(parent, entries)
+    longest = max(account.seconds for account in accounts) or 1.0
     shown, rest = slowest_first(accounts, MAX_ACCOUNT_BARS)
     _add_bars(parent, shown, longest)
     if rest:
@@ -197,22 +199,22 @@ def slowest_first(
     accounts: Sequence[RankBreakdown], most: int
 ) -> tuple[list[RankBreakdown], list[RankBreakdown]]:
     """The ranks with the longest compute times, and the others; both in the order of ranks."""
-    slow = sorted(accounts, key=lambda each: -each.computing)
+    slow = sorted(accounts, key=lambda account: -account.computing)
     return (
-        sorted(slow[:most], key=lambda each: each.rank),
-        sorted(slow[most:], key=lambda each: each.rank),
+        sorted(slow[:most], key=lambda account: account.rank),
+        sorted(slow[most:], key=lambda account: account.rank),
     )
 
 
 def _add_bars(parent: ET.Element, accounts: Sequence[RankBreakdown], longest: float) -> None:
     bars = add(parent, "div", name="bars")
-    for each in accounts:
-        row, label = add_bar(bars, each.seconds)
-        label.text = f"rank {each.rank} on {each.host}"
-        values = {name: float(getattr(each, name)) for name in (*PARTS, *OVERLAPPED_PARTS)}
+    for account in accounts:
+        row, label = add_bar(bars, account.seconds)
+        label.text = f"rank {account.rank} on {account.host}"
+        values = {name: float(getattr(account, name)) for name in (*PARTS, *OVERLAPPED_PARTS)}
         lanes = {
             top: [(part, values[name]) for name, (part, _) in parts.items()]
-            for top, parts in ((0, PARTS), (TALL + 2, OVERLAPPED_PARTS))
+            for top, parts in ((0, PARTS), (BAR_PIXELS + 2, OVERLAPPED_PARTS))
         }
-        title = f"rank {each.rank}: {parts_text(values)}"
-        draw_bar(row, title, lanes, longest, TALL + 2 + THIN)
+        title = f"rank {account.rank}: {parts_text(values)}"
+        draw_bar(row, title, lanes, longest, BAR_PIXELS + 2 + THIN_BAR_PIXELS)

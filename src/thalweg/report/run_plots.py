@@ -31,10 +31,10 @@ FAINTEST = 0.05  # of the strongest; weaker cells aren't drawn
 def add_step_times(
     parent: ET.Element, ranks: Mapping[int, Sequence[StepRecord]], late: Sequence[StragglerEpisode]
 ) -> None:
-    steps = {number: found.values() for number, found in by_step(ranks).items()}
-    means = {number: fmean(s.seconds for s in found) for number, found in steps.items()}
-    longest = {number: max(s.computing for s in found) for number, found in steps.items()}
-    numbers = list(steps)
+    records = {number: by_rank.values() for number, by_rank in by_step(ranks).items()}
+    means = {number: fmean(r.seconds for r in steps) for number, steps in records.items()}
+    longest = {number: max(r.computing for r in steps) for number, steps in records.items()}
+    numbers = list(records)
     width = ceil(len(numbers) / MAX_PLOT_POINTS)
     bins = [numbers[start : start + width] for start in range(0, len(numbers), width)]
     lines = {"mean step time of all ranks": means, "longest compute time of a rank": longest}
@@ -42,9 +42,9 @@ def add_step_times(
         title="Step time by step",
         x_title="step",
         x_text=lambda step: f"{step:g}",
-        xs=[fmean(each) for each in bins],
+        xs=[fmean(steps) for steps in bins],
         curves={
-            name: [fmean(values[number] for number in each) for each in bins]
+            name: [fmean(values[number] for number in steps) for steps in bins]
             for name, values in lines.items()
         },
         marks=_marks(late, range(numbers[0], numbers[-1] + 1)),
@@ -63,13 +63,13 @@ def add_step_times(
 
 def _marks(late: Sequence[StragglerEpisode], shown: range) -> list[Mark]:
     """The first and the last steps of the costliest stragglers, in the order of steps."""
-    found = []
-    for each in late:
-        found.append(Mark(at=each.first, text=f"since step {each.first}: {each.why}"))
-        if each.ended:
-            after = each.last + 1
-            found.append(Mark(at=after, text=f"resolved at step {after}: {each.why}"))
-    inside = [mark for mark in found if mark.at in shown]
+    marks = []
+    for episode in late:
+        marks.append(Mark(at=episode.first, text=f"since step {episode.first}: {episode.why}"))
+        if episode.ended:
+            after = episode.last + 1
+            marks.append(Mark(at=after, text=f"resolved at step {after}: {episode.why}"))
+    inside = [mark for mark in marks if mark.at in shown]
     return sorted(inside[:MAX_PLOT_MARKS], key=lambda mark: mark.at)
 
 
@@ -105,7 +105,7 @@ def add_heat_map(
     numbers = list(values)
     width = ceil(len(numbers) / MAX_HEAT_CELLS)
     bins = [numbers[start : start + width] for start in range(0, len(numbers), width)]
-    rows = {rank: [_mean(values, rank, each) for each in bins] for rank in ranks}
+    rows = {rank: [_mean(values, rank, steps) for steps in bins] for rank in ranks}
     shown = sorted(sorted(rows, key=lambda rank: -sum(rows[rank]))[:MAX_HEAT_RANKS])
     strongest = max((value for rank in shown for value in rows[rank]), default=0.0)
     if strongest < MIN_HEAT_FRACTION:
@@ -127,8 +127,8 @@ def add_heat_map(
 
 
 def _mean(values: Mapping[int, Mapping[int, float]], rank: int, steps: Sequence[int]) -> float:
-    found = [values[step][rank] for step in steps if rank in values[step]]
-    return fmean(found) if found else 0.0
+    present = [values[step][rank] for step in steps if rank in values[step]]
+    return fmean(present) if present else 0.0
 
 
 def _draw(
@@ -144,12 +144,16 @@ def _draw(
     drawn = add(grid, "svg", width="100%", height=str(TALL), role="img", aria_label=title)
     tip(drawn, title)
     add(drawn, "rect", name="back", width="100%", height=str(TALL))
-    one = 100 / len(bins)
+    cell_width = 100 / len(bins)
     for index, (steps, value) in enumerate(zip(bins, row, strict=True)):
         strength = value / strongest
         if strength < FAINTEST:
             continue
-        place = {"x": f"{index * one:.3f}%", "width": f"{one:.3f}%", "height": str(TALL)}
+        place = {
+            "x": f"{index * cell_width:.3f}%",
+            "width": f"{cell_width:.3f}%",
+            "height": str(TALL),
+        }
         cell = add(drawn, "rect", name="hot", **place)
         cell.set("fill-opacity", f"{strength:.2f}")
         when = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"

@@ -20,7 +20,7 @@ def scalars(step: StepRecord) -> dict[str, float]:
         "step/computing": step.computing,
         "step/exposed": step.exposed,
         "step/hidden": step.hidden,
-        "step/encoding": sum(each.ended - each.began for each in step.encodings),
+        "step/encoding": sum(record.ended - record.began for record in step.encodings),
         "step/waiting": step.settled,
         "network/mbit_per_second": mbit(step),
     }

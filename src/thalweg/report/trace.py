@@ -27,6 +27,7 @@ from thalweg.observe.records import BucketRecord, StepRecord
 from thalweg.observe.run_report import RunReport
 from thalweg.observe.timeline import RankTimeline
 
+FIRST_MOMENT_STEPS = 8  # steps in whose rounds the earliest moment of a rank is looked for
 Arguments = Mapping[str, int | float | str]
 Clock = Callable[[float], int]
 """The whole microseconds since the earliest moment."""
@@ -67,7 +68,9 @@ class Trace:
 
 def trace(run: RunReport) -> Trace:
     lanes = [
-        timeline for timeline in run.run.rank_timelines.values() if timeline.steps or timeline.notes
+        timeline
+        for timeline in run.timeline.rank_timelines.values()
+        if timeline.steps or timeline.notes
     ]
     earliest = min((moment for lane in lanes for moment in _first_moments(lane)), default=0.0)
 
@@ -76,31 +79,31 @@ def trace(run: RunReport) -> Trace:
 
     return Trace(
         processes=tuple(_process(timeline, run, time) for timeline in lanes),
-        remarks=run.run.remarks,
+        remarks=run.timeline.remarks,
     )
 
 
 def _first_moments(timeline: RankTimeline) -> Iterator[float]:
     """Times among which is the earliest: rounds may begin before the first step that is shown."""
     yield from (event.at for event in timeline.notes)
-    for step in timeline.steps[:8]:
-        yield from (step.begin, *(each.started for each in step.rounds))
+    for step in timeline.steps[:FIRST_MOMENT_STEPS]:
+        yield from (step.begin, *(record.started for record in step.rounds))
 
 
 def _process(timeline: RankTimeline, run: RunReport, time: Clock) -> Process:
-    found: defaultdict[str, list[Slice]] = defaultdict(list)
+    slices: defaultdict[str, list[Slice]] = defaultdict(list)  # by the name of their track
     for step in timeline.steps:
         for name, slice_ in _step_slices(step, time):
-            found[name].append(slice_)
-    found["straggler"] = list(_straggler_slices(timeline, run, time))
+            slices[name].append(slice_)
+    slices["straggler"] = list(_straggler_slices(timeline, run, time))
     straggler, *phases = (
-        Track(name=name, slices=_without_overlaps(found[name]))
+        Track(name=name, slices=_without_overlaps(slices[name]))
         for name in ("straggler", "steps", "compute", "exposed communication")
     )
     events = Track(name="events", slices=tuple(_events(timeline, time)))
-    exchanges = [track for name in ("encode", "rounds") for track in _lanes(name, found[name])]
+    exchanges = [track for name in ("encode", "rounds") for track in _lanes(name, slices[name])]
     tracks = [straggler, events, *phases, *exchanges, *_curves(timeline.steps, time)]
-    digits = len(str(run.run.size - 1))  # viewers sort by name
+    digits = len(str(run.timeline.size - 1))  # viewers sort by name
     return Process(
         rank=timeline.rank,
         name=f"rank {timeline.rank:0{digits}} on {timeline.host}",
@@ -110,7 +113,7 @@ def _process(timeline: RankTimeline, run: RunReport, time: Clock) -> Process:
 
 def _step_slices(step: StepRecord, time: Clock) -> Iterator[tuple[str, Slice]]:
     """The slices of a step, of its phases and of its buckets, each with its track."""
-    settled, first, last, averaged, optimized = _in_order(step)
+    safe_point_end, first, last, averaged, optimized = _phase_times(step)
     parts: Arguments = {
         "computing_ms": _ms(step.computing),
         "exposed_ms": _ms(step.exposed),
@@ -119,8 +122,8 @@ def _step_slices(step: StepRecord, time: Clock) -> Iterator[tuple[str, Slice]]:
     }
     rows: list[tuple[str, str, float, float, Arguments]] = [
         ("steps", f"step {step.step}", step.begin, step.end, parts),
-        ("compute", "safe point", step.begin, settled, {}),
-        ("compute", "forward", settled, first, {}),
+        ("compute", "safe point", step.begin, safe_point_end, {}),
+        ("compute", "forward", safe_point_end, first, {}),
         ("compute", "backward", first, last, {}),
         ("compute", "optimizer", averaged, optimized, {}),
         ("exposed communication", "wait for gradients", last, averaged, {}),
@@ -130,76 +133,77 @@ def _step_slices(step: StepRecord, time: Clock) -> Iterator[tuple[str, Slice]]:
             for bucket, began, ended in step.encodings
         ),
         *(
-            ("rounds", f"bucket {each.bucket}", each.started, each.ended, _about_round(each))
-            for each in step.rounds
+            ("rounds", f"bucket {r.bucket}", r.started, r.ended, _round_arguments(r))
+            for r in step.rounds
         ),
     ]
     for track, name, start, end, more in rows:
-        about = {"step": step.step, **more}
-        yield track, Slice(name=name, start=time(start), end=time(end), arguments=about)
+        arguments = {"step": step.step, **more}
+        yield track, Slice(name=name, start=time(start), end=time(end), arguments=arguments)
 
 
-def _in_order(step: StepRecord) -> list[float]:
-    """The times of a step's phases in ascending order; a script without an optimizer has no time
-    for it."""
-    settled = step.begin + step.settled
-    found = accumulate(
-        (step.begin, settled, step.first, step.last, step.averaged, step.optimized), max
+def _phase_times(step: StepRecord) -> list[float]:
+    """The times at which the safe point ends, backward begins and ends, gradients are averaged and
+    the optimizer ends. One that is missing, as of a script without an optimizer, is the one before
+    it, so that slices follow one another."""
+    safe_point_end = step.begin + step.settled
+    ascending = accumulate(
+        (step.begin, safe_point_end, step.first, step.last, step.averaged, step.optimized), max
     )
-    return [min(moment, step.end) for moment in found][1:]
+    return [min(moment, step.end) for moment in ascending][1:]
 
 
-def _about_round(each: BucketRecord) -> Arguments:
+def _round_arguments(record: BucketRecord) -> Arguments:
     """The arguments of a round; times are relative to its start."""
-    about: dict[str, int | float | str] = {
-        "bucket": each.bucket,
-        "ready_ms": _ms(each.ready - each.started),
+    arguments: dict[str, int | float | str] = {
+        "bucket": record.bucket,
+        "ready_ms": _ms(record.ready - record.started),
     }
-    came = sorted(each.peers.items(), key=lambda peer: peer[1])
-    if came:
-        about["last_arrival"] = f"rank {came[-1][0]}"
-        about |= {f"first_of_rank_{peer}_ms": _ms(at - each.started) for peer, at in came}
-    return about
+    arrivals = sorted(record.peers.items(), key=lambda arrival: arrival[1])
+    for peer, at in arrivals:
+        arguments["last_arrival"] = f"rank {peer}"
+        arguments[f"first_of_rank_{peer}_ms"] = _ms(at - record.started)
+    return arguments
 
 
 def _straggler_slices(timeline: RankTimeline, run: RunReport, time: Clock) -> Iterator[Slice]:
-    for each in sorted(run.stragglers, key=lambda each: each.first):
-        inside = [step for step in timeline.steps if each.first <= step.step <= each.last]
-        if timeline.rank in each.ranks and inside:
-            about = {"when": each.when, "cost": each.cost, "kind": each.kind.value}
-            start, end = time(inside[0].begin), time(inside[-1].end)
-            yield Slice(name=each.why, start=start, end=end, arguments=about)
+    for episode in sorted(run.stragglers, key=lambda episode: episode.first):
+        steps = [step for step in timeline.steps if episode.first <= step.step <= episode.last]
+        if timeline.rank in episode.ranks and steps:
+            arguments = {"when": episode.when, "cost": episode.cost, "kind": episode.kind.value}
+            start, end = time(steps[0].begin), time(steps[-1].end)
+            yield Slice(name=episode.why, start=start, end=end, arguments=arguments)
 
 
 def _events(timeline: RankTimeline, time: Clock) -> Iterator[Slice]:
     for event in sorted(timeline.notes, key=lambda event: event.at):
-        about: Arguments = {"step": event.step, "topic": event.topic, "text": event.text}
+        arguments: Arguments = {"step": event.step, "topic": event.topic, "text": event.text}
         name, at = f"{event.topic}: {event.text}", time(event.at)
-        yield Slice(name=name, start=at, end=at, arguments=about)
+        yield Slice(name=name, start=at, end=at, arguments=arguments)
 
 
 def _without_overlaps(slices: Iterable[Slice]) -> tuple[Slice, ...]:
     """The slices with a positive duration, none before the end of the one before: a rank that was
     restarted may have a clock that is slightly behind."""
-    found: list[Slice] = []
-    reached = 0
-    for each in slices:
-        start = max(reached, each.start)
-        if each.end > start:
-            found.append(replace(each, start=start))
-            reached = each.end
-    return tuple(found)
+    disjoint: list[Slice] = []
+    last_end = 0
+    for slice_ in slices:
+        start = max(last_end, slice_.start)
+        if slice_.end > start:
+            disjoint.append(replace(slice_, start=start))
+            last_end = slice_.end
+    return tuple(disjoint)
 
 
 def _lanes(name: str, slices: Iterable[Slice]) -> Iterator[Track]:
     """The smallest number of tracks without overlapping slices; empty slices are left out."""
     lanes: list[list[Slice]] = []
-    for each in sorted(slices, key=lambda each: each.start):
-        if each.end > each.start:
-            free = next((lane for lane in lanes if lane[-1].end <= each.start), None)
+    for slice_ in sorted(slices, key=lambda slice_: slice_.start):
+        if slice_.end > slice_.start:
+            free = next((lane for lane in lanes if lane[-1].end <= slice_.start), None)
             if free is None:
                 lanes.append(free := [])
-            free.append(each)
+            free.append(slice_)
     for index, lane in enumerate(lanes, start=1):
         yield Track(name=name if index == 1 else f"{name} {index}", slices=tuple(lane))
 
@@ -207,12 +211,12 @@ def _lanes(name: str, slices: Iterable[Slice]) -> Iterator[Track]:
 def _curves(steps: Sequence[StepRecord], time: Clock) -> Iterator[Track]:
     if not steps:
         return
-    over = (time(steps[-1].end), 0.0)
+    end = (time(steps[-1].end), 0.0)
     exposed = [(time(step.begin), _ms(step.exposed)) for step in steps]
-    yield Track(name="exposed", unit="ms", values=(*exposed, over))
+    yield Track(name="exposed", unit="ms", values=(*exposed, end))
     if any(step.flows for step in steps):
         rates = [(time(step.begin), round(mbit(step), 3)) for step in steps]
-        yield Track(name="sent", unit="Mbit/s", values=(*rates, over))
+        yield Track(name="sent", unit="Mbit/s", values=(*rates, end))
 
 
 def mbit(step: StepRecord) -> float:

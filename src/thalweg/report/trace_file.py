@@ -52,17 +52,17 @@ def _describe(piece: Any, number: int, name: str, order: int) -> Any:
 
 
 def _add_slices(piece: Any, number: int, track: Track, kinds: Any) -> None:
-    for each in track.slices:
-        lasts = each.end > each.start
+    for slice_ in track.slices:
+        lasts = slice_.end > slice_.start
         kind = kinds.TYPE_SLICE_BEGIN if lasts else kinds.TYPE_INSTANT
-        event = _add_event(piece, number, each.start, kind)
-        event.name = each.name
-        for name, value in each.arguments.items():
+        event = _add_event(piece, number, slice_.start, kind)
+        event.name = slice_.name
+        for name, value in slice_.arguments.items():
             annotation = event.debug_annotations.add()
             annotation.name = name
             setattr(annotation, VALUE_FIELDS[type(value)], value)
         if lasts:
-            _add_event(piece, number, each.end, kinds.TYPE_SLICE_END)
+            _add_event(piece, number, slice_.end, kinds.TYPE_SLICE_END)
 
 
 def _add_event(piece: Any, number: int, at: int, kind: int) -> Any:
@@ -111,10 +111,14 @@ def events(trace: Trace) -> Iterator[Mapping[str, Any]]:
                 yield _meta(number, thread, "thread_name", name=track.name)
                 yield _meta(number, thread, "thread_sort_index", sort_index=thread)
             place = {"pid": number, "tid": thread, "cat": track.name.split()[0]}
-            for each in track.slices:
-                lasts = each.end > each.start
-                kind = {"ph": "X", "dur": each.end - each.start} if lasts else {"ph": "i", "s": "t"}
-                about = {"name": each.name, "ts": each.start, "args": dict(each.arguments)}
+            for slice_ in track.slices:
+                lasts = slice_.end > slice_.start
+                kind = (
+                    {"ph": "X", "dur": slice_.end - slice_.start}
+                    if lasts
+                    else {"ph": "i", "s": "t"}
+                )
+                about = {"name": slice_.name, "ts": slice_.start, "args": dict(slice_.arguments)}
                 yield {**kind, **place, **about}
             for at, value in track.values:
                 about = {"name": f"{track.name} ({track.unit})", "args": {track.unit: value}}
@@ -138,15 +142,15 @@ WRITERS: Mapping[str, Callable[[Trace], Iterator[bytes]]] = {
 
 def writer_of(path: Path) -> Callable[[Trace], Iterator[bytes]]:
     """The writer for a file name; raises UsageError if there is none."""
-    found = [writer for ending, writer in WRITERS.items() if path.name.endswith(ending)]
-    if not found:
+    writers = [writer for ending, writer in WRITERS.items() if path.name.endswith(ending)]
+    if not writers:
         raise UsageError(
             f"{path} has no ending of a trace format",
             f"use one of {', '.join(WRITERS)}",
         )
-    if found[0] is as_proto:
+    if writers[0] is as_proto:
         messages()
-    return found[0]
+    return writers[0]
 
 
 def write_trace(path: Path, trace: Trace) -> None:

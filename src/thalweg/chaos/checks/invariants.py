@@ -29,10 +29,10 @@ def violations(
     sync: str,
     batch: int,
     expected: Iterator[tuple[str, int]],
-    bound: float,
+    recovery_limit: float,
 ) -> list[Violation]:
-    """The violations in a history. `expected` are the digest and the checksum of each step; `bound`
-    is the recovery limit in seconds."""
+    """The violations in a history. `expected` are the digest and the checksum of each step; the
+    recovery limit is in seconds."""
     plan = parse_plan(sync)
     promise = default_catalog().guarantee(plan).promise
     staleness = plan.cadence.staleness
@@ -61,7 +61,7 @@ def violations(
         )
     if promise is Promise.EXACT:
         found += replica_state.as_expected(history, digests)
-    found += liveness.progress(faults, bound)
+    found += liveness.progress(faults, recovery_limit)
     found += liveness.causes_reported(history, faults, missed=not is_relayed(plan))
     found += liveness.checkpoints(history, faults)
     return found

@@ -1,6 +1,6 @@
 """Checks that training continues in time and that failures are attributed to the right ranks.
 
-    progress      after a fault every rank that wasn't hit takes a step within a bound, and so does
+    progress      after a fault every rank that wasn't hit takes a step within a limit, and so does
                   every rank that was hit, once the fault has ended
     culprit       a rank that is reported as failed was hit by a fault at that time, and a rank that
                   was away for longer than the longest heartbeat timeout was reported
@@ -34,16 +34,16 @@ DETECTED_FAULT_KINDS: tuple[FaultKind, ...] = ("kill", "restart", "pause", "cut"
 
 
 @check("progress")
-def progress(faults: Sequence[FaultTimes], bound: float) -> Iterator[Problem]:
+def progress(faults: Sequence[FaultTimes], recovery_limit: float) -> Iterator[Problem]:
     for times in faults:
         fault, stall, rejoin = times.fault, times.stall_seconds, times.rejoin_seconds
         slow = fault.hold if fault.kind in ("degrade", "disk") else 0.0  # it slows all ranks down
         evicted = any(NOT_REACHED_REASON in report.reason for report in times.reports)
         if times.recovered is None:
             yield _of(times, "the run never recovered")
-        if stall is not None and stall > bound + slow:
+        if stall is not None and stall > recovery_limit + slow:
             yield _of(times, f"the other ranks stalled for {stall:.1f} s")
-        if rejoin is not None and rejoin > bound + evicted * MAX_EVICTED_BACK_OFF_SECONDS:
+        if rejoin is not None and rejoin > recovery_limit + evicted * MAX_EVICTED_BACK_OFF_SECONDS:
             ranks = ranks_text(sorted(times.hit))
             yield _of(times, f"{ranks} rejoined {rejoin:.1f} s after it ended")
 

@@ -154,8 +154,8 @@ class CodedPlanView:
         several = f"{below[0]} to {below[-1]}" if len(below) > 1 else str(below[0])
         who = f"{several} children" if below != [1] else "1 child"
         parents = len(tree.codes)
-        each = f"{parents} parents of {who} each" if parents > 1 else f"one parent of {who}"
-        return f"{len(sizes)}, of {' + '.join(sizes)} workers; {each}"
+        parents_text = f"{parents} parents of {who} each" if parents > 1 else f"one parent of {who}"
+        return f"{len(sizes)}, of {' + '.join(sizes)} workers; {parents_text}"
 
     def _root(self) -> str:
         host = self.allocation.host
@@ -167,23 +167,24 @@ class CodedPlanView:
         return f"in the process of rank {host}, which as a leaf also answers rank {above}"
 
     def _tolerated_stragglers(self) -> list[str]:
-        found = self.tolerance
-        if not found.anywhere:
+        tolerance = self.tolerance
+        if not tolerance.anywhere:
             return ["none"]
-        lines = [f"any {found.anywhere}"]
-        if found.parents > 1:
+        lines = [f"any {tolerance.anywhere}"]
+        if tolerance.parents > 1:
             lines += [
-                f"any {found.per_parent} under every parent, {found.under_every_parent} in all",
-                f"any {found.leaves} of the leaves",
+                f"any {tolerance.per_parent} under every parent, "
+                f"{tolerance.under_every_parent} in all",
+                f"any {tolerance.leaves} of the leaves",
             ]
-        best = f"{found.at_best} of {found.workers} at best"
-        return [*lines, f"{best}, if {ranks_text(found.enough)} are on time"]
+        best = f"{tolerance.at_best} of {tolerance.workers} at best"
+        return [*lines, f"{best}, if {ranks_text(tolerance.enough)} are on time"]
 
     def _stops(self) -> list[str]:
-        found = self.tolerance
-        lines = [_late_text(found.breaking)]
-        if len(found.breaking_leaves) > len(found.breaking):
-            lines.append(f"{_late_text(found.breaking_leaves)}, of the leaves")
+        tolerance = self.tolerance
+        lines = [_late_text(tolerance.breaking)]
+        if len(tolerance.breaking_leaves) > len(tolerance.breaking):
+            lines.append(f"{_late_text(tolerance.breaking_leaves)}, of the leaves")
         return [*lines, f"the process of rank {self.allocation.host} alone: it has the root"]
 
     def _rounding(self) -> str:

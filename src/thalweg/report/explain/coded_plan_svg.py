@@ -68,10 +68,10 @@ def draw_coded_plan(parent: ET.Element, view: CodedPlanView, top: int) -> int:
 
 def _depths(view: CodedPlanView, node: int, depth: int = 0) -> dict[int, int]:
     """The layers of a node and of all below it, each node before its children."""
-    found = {node: depth}
+    depths = {node: depth}
     for child in view.allocation.tree.children[node]:
-        found |= _depths(view, child, depth + 1)
-    return found
+        depths |= _depths(view, child, depth + 1)
+    return depths
 
 
 def _draw_batch(parent: ET.Element, view: CodedPlanView, bars: tuple[int, int], top: int) -> int:

@@ -89,7 +89,7 @@ class Groups:
         return self.period - len(self.turns) if self.turns else 0
 
     def is_slow(self, kind: str, name: str) -> bool:
-        return any((each.kind, each.name) == (kind, name) for each in self.contended)
+        return any((member.kind, member.name) == (kind, name) for member in self.contended)
 
     def facts(self) -> list[tuple[str, str]]:
         """Lines of text, each with the name of its kind where a new kind begins."""
@@ -98,8 +98,8 @@ class Groups:
             times = f"{self.uplink_traffic:.3g}x the model size"
             lines.append(("uplinks", f"{times} leaves the busiest rack per step, on average"))
         alike: dict[str, list[str]] = {}
-        for each in self.contended:
-            alike.setdefault(str(each), []).append(each.name)
+        for member in self.contended:
+            alike.setdefault(str(member), []).append(member.name)
         kept = [f"{_few(members)}: {text}" for text, members in alike.items()]
         if self.pairs:
             kept.append("racks average in pairs by turns: uplinks are too slow for all at once")
@@ -119,8 +119,8 @@ def groups_of(plan: Plan, group: Group, catalog: Catalog) -> Groups | None:
     plain = replace(plan, precision=None)
     topology = catalog.topologies[plan.topology.name]
     small = group.size <= MAX_MIXED_WORKERS
-    found = mixing_summary(mixing_of(plan, group, catalog)) if small else None
-    period = cycle(plain, group, catalog) if found is None else found.period
+    summary = mixing_summary(mixing_of(plan, group, catalog)) if small else None
+    period = cycle(plain, group, catalog) if summary is None else summary.period
     by_turns = topology.groups is not None or not topology.mixes
     shown = range(min(period, MAX_SHOWN_TURNS)) if by_turns else ()
     kept = topology.keeps_apart(group) if topology.keeps_apart is not None else ContendedLinks()
@@ -137,8 +137,8 @@ def groups_of(plan: Plan, group: Group, catalog: Catalog) -> Groups | None:
         turns=turns,
         contended=_apart(group, kept, turns) if topology.keeps_apart is not None else (),
         pairs=kept.pairs,
-        mixing=found,
-        uplink_traffic=None if found is None else uplink_traffic(plan, group, catalog, period),
+        mixing=summary,
+        uplink_traffic=None if summary is None else uplink_traffic(plan, group, catalog, period),
     )
 
 
@@ -190,38 +190,42 @@ def _longest(group: Group, host: str, turns: tuple[tuple[AveragingGroup, ...], .
     )
 
 
-def _expected(found: MixingSummary) -> list[tuple[str, str]]:
-    if not found.connected:
+def _expected(summary: MixingSummary) -> list[tuple[str, str]]:
+    if not summary.connected:
         return [
             (
                 "connected",
                 "no: some workers never mix, and their replicas drift apart without bound",
             )
         ]
-    steps = f"{found.period} steps" if found.period > 1 else "1 step"
-    part = f", of which the first {found.looked_at} are" if found.looked_at < found.period else ""
-    pause = found.longest_pause
+    steps = f"{summary.period} steps" if summary.period > 1 else "1 step"
+    part = (
+        f", of which the first {summary.looked_at} are"
+        if summary.looked_at < summary.period
+        else ""
+    )
+    pause = summary.longest_pause
     return [
         ("connected", "yes: every update reaches all workers"),
-        ("contraction", _contraction(found)),
-        ("spectral gap", f"{found.gap:.3f} over {steps}{part}; by singular values "
-         f"{found.sigma_gap:.3f}"),
+        ("contraction", _contraction(summary)),
+        ("spectral gap", f"{summary.gap:.3f} over {steps}{part}; by singular values "
+         f"{summary.sigma_gap:.3f}"),
         (
             "expected drift",
-            f"{sqrt(found.drift):.2f} of one step's noise (variance {found.drift:.2f}); before "
-            f"averaging {sqrt(found.drift_before):.2f} ({found.drift_before:.2f})",
+            f"{sqrt(summary.drift):.2f} of one step's noise (variance {summary.drift:.2f}); before "
+            f"averaging {sqrt(summary.drift_before):.2f} ({summary.drift_before:.2f})",
         ),
         ("longest pause", "no groups" if pause is None else
          f"{counted(pause, 'step')} between two groups of a worker"),
     ]  # fmt: skip
 
 
-def _contraction(found: MixingSummary) -> str:
-    if found.contraction < 1e-6:
-        return f"replicas are equal after {counted(found.steps_to_little or 0, 'step')}"
+def _contraction(summary: MixingSummary) -> str:
+    if summary.contraction < 1e-6:
+        return f"replicas are equal after {counted(summary.steps_to_little or 0, 'step')}"
     return (
-        f"factor {found.contraction:.3f} per step on the difference of replicas; a thousandth is "
-        f"left after {found.steps_to_little} steps"
+        f"factor {summary.contraction:.3f} per step on the difference of replicas; a thousandth is "
+        f"left after {summary.steps_to_little} steps"
     )
 
 
@@ -259,12 +263,14 @@ def _draw_turns(parent: ET.Element, view: Groups, top: int) -> int:
     for step, (x, column) in enumerate(zip(xs, columns, strict=False)):
         line(parent, x - 2, top + HEAD + 4, x - 2, y - GAP, "column")
         words(parent, x + MARGIN - 3, top + HEAD - 4, str(step), "faint")
-        for slot, each in column:
-            until = xs[min(step + each.lasts, steps)] - 10
-            heights = sorted(lanes[rank] for rank in each.ranks)
-            drawn = _draw_group(parent, _kind(view, each), heights, x + MARGIN + SLOT * slot, until)
-            tip(drawn, _tip(step, each))
-    there = {_kind(view, each) for turn in view.turns for each in turn}
+        for slot, averaging_group in column:
+            until = xs[min(step + averaging_group.lasts, steps)] - 10
+            heights = sorted(lanes[rank] for rank in averaging_group.ranks)
+            drawn = _draw_group(
+                parent, _kind(view, averaging_group), heights, x + MARGIN + SLOT * slot, until
+            )
+            tip(drawn, _tip(step, averaging_group))
+    there = {_kind(view, averaging_group) for turn in view.turns for averaging_group in turn}
     entries = [(f"joins {kind}", meaning) for kind, meaning in LEGEND.items() if kind in there]
     legend(parent, y + 24, entries)
     return y + 32

@@ -1,7 +1,26 @@
-"""An explanation as JSON: settings for the whole step, and rows.
+"""An explanation as JSON: settings for the whole step, and rows for its rounds and its workers.
 
-A row of kind `round` is a round with all its messages. Under a code, and where there are no rounds,
-a row of kind `worker` has the parts that it computes, or its traffic.
+Sizes are in bytes, times in seconds, rates in bits per second; ranks, steps, buckets and chunks
+are numbered from 0, time slots (`beat`) from 1. Settings, in addition to the plan's five `choices`
+and the texts of its promise:
+
+    racks                   the ranks of each rack
+    bytes                   the model size
+    period, turns, lasts    the steps after which averaging groups repeat; for each of the first of
+                            these steps, the ranks of each group and the steps that it lasts
+    sequential_moves        the longest chain of moves; null if they weren't counted
+    sent, received, links   bytes by rank and by link direction
+    slowest_link(_seconds)  the link direction that needs longest for its bytes alone
+    uncompressed_seconds    the same without the plan's compressor, if it has one
+    mixing                  convergence, if replicas differ (`_mixing`)
+    code                    the tree of a code, its loads and its tolerance (`_code`)
+    mailbox                 the messages of a plan without rounds: bytes to and from the root
+
+Rows have one of three shapes, of which two are of kind `worker`:
+
+    round                   one round of one group, with all its messages (`_round_rows`)
+    worker, under a code    the parts of the batch that it computes (`_coded_worker_row`)
+    worker, without rounds  the bytes that it sends and receives (`_async_worker_row`)
 """
 
 from __future__ import annotations
@@ -11,6 +30,7 @@ from math import isfinite
 from typing import Any
 
 from thalweg.codes import TREE_ROOT
+from thalweg.report.explain.async_plan import AsyncPlanView
 from thalweg.report.explain.coded_plan import BatchPart, CodedPlanView
 from thalweg.report.explain.groups import Groups
 from thalweg.report.explain.step_view import Explanation, Scene
@@ -19,6 +39,7 @@ Entries = dict[str, Any]
 
 
 def settings(explanation: Explanation) -> Entries:
+    """The entries of the JSON document that concern the whole step."""
     plan, guarantee = explanation.plan, explanation.guarantee
     slowest = explanation.slowest_link()
     groups = explanation.groups
@@ -42,12 +63,12 @@ def settings(explanation: Explanation) -> Entries:
         "dead": guarantee.dead,
         "protected": guarantee.protected,
         "period": 1 if groups is None else groups.period,
-        "turns": [[list(each.ranks) for each in turn] for turn in turns],
-        "lasts": [[each.lasts for each in turn] for turn in turns],
+        "turns": [[list(group.ranks) for group in turn] for turn in turns],
+        "lasts": [[group.lasts for group in turn] for turn in turns],
         "sequential_moves": explanation.sequential_moves,
         "sent": explanation.traffic.sent,
         "received": explanation.traffic.received,
-        "links": {str(link): n for link, n in sorted(explanation.traffic.links.items())},
+        "links": {str(link): nbytes for link, nbytes in sorted(explanation.traffic.links.items())},
         "slowest_link": str(slowest[0]) if slowest else None,
         "slowest_link_seconds": slowest[1] if slowest else None,
         "uncompressed_seconds": explanation.uncompressed_seconds,
@@ -68,57 +89,52 @@ def settings(explanation: Explanation) -> Entries:
 
 
 def _mixing(groups: Groups) -> Entries | None:
-    """The mixing summary; variances are in units of one step's noise, None if unbounded."""
-    found = groups.mixing
-    if found is None:
+    """The fields of `MixingSummary`, and the contended members (`kept_apart`); None for many
+    workers. The drifts are variances in units of one step's noise, None if unbounded; `crossing`
+    are the bytes that leave the busiest rack per step, over the model size."""
+    summary = groups.mixing
+    if summary is None:
         return None
     return {
-        **{name: value for name, value in asdict(found).items() if name != "steps_to_little"},
-        "steps_to_1e-3": found.steps_to_little,
-        "drift": found.drift if isfinite(found.drift) else None,
-        "drift_before": found.drift_before if isfinite(found.drift_before) else None,
+        **{name: value for name, value in asdict(summary).items() if name != "steps_to_little"},
+        "steps_to_1e-3": summary.steps_to_little,
+        "drift": summary.drift if isfinite(summary.drift) else None,
+        "drift_before": summary.drift_before if isfinite(summary.drift_before) else None,
         "crossing": groups.uplink_traffic,
         "racks_in_pairs": groups.pairs,
         "kept_apart": [
             {
-                "kind": each.kind,
-                "name": each.name,
-                "bits_per_second": each.rate.bits_per_second,
-                "usual_bits_per_second": each.usual.bits_per_second,
-                "wanted": each.wanted,
-                "steps": each.steps,
+                "kind": member.kind,
+                "name": member.name,
+                "bits_per_second": member.rate.bits_per_second,
+                "usual_bits_per_second": member.usual.bits_per_second,
+                "wanted": member.wanted,
+                "steps": member.steps,
             }
-            for each in groups.contended
+            for member in groups.contended
         ],
     }
 
 
 def rows(explanation: Explanation) -> list[Entries]:
-    found = [row for scene in explanation.scenes for row in _rounds(scene)]
-    if explanation.coded is not None:
-        view = explanation.coded
-        found += [_computes(view, rank) for rank in view.allocation.workers]
-    if explanation.async_plan is not None:
-        traffic, root = explanation.traffic, explanation.async_plan.root
-        found += [
-            {
-                "kind": "worker",
-                "rank": rank,
-                "answers": root if rank != root else None,
-                "sends": traffic.sent[rank],
-                "receives": traffic.received[rank],
-            }
-            for rank in explanation.group.order
-        ]
-    return found
+    """The rows of the JSON document: first of rounds, then of workers."""
+    entries = [row for scene in explanation.scenes for row in _round_rows(scene)]
+    if (view := explanation.coded) is not None:
+        entries += [_coded_worker_row(view, rank) for rank in view.allocation.workers]
+    if (messages := explanation.async_plan) is not None:
+        entries += [_async_worker_row(messages, rank) for rank in explanation.group.order]
+    return entries
 
 
-def _rounds(scene: Scene) -> list[Entries]:
-    """A row for each group: its members, its payload, and every message with its time slot."""
-    found = []
+def _round_rows(scene: Scene) -> list[Entries]:
+    """A row for each round: its group, its payload, and every message with its time slot. Numbers
+    of moves and of slots are those of all rounds that run at the same time; there are no slots if
+    the moves of many workers weren't drawn. `chunks` of a move are the first and the one after the
+    last; `then` is what the recipient does with them."""
+    entries = []
     for round_ in scene.rounds:
         members = set(round_.group.ranks)
-        found.append(
+        entries.append(
             {
                 "kind": "round",
                 "step": round_.step,
@@ -146,11 +162,15 @@ def _rounds(scene: Scene) -> list[Entries]:
                 ],
             }
         )
-    return found
+    return entries
 
 
 def _code(view: CodedPlanView) -> Entries:
-    allocation, said = view.allocation, view.tolerance
+    """The tree of the code, the loads of its workers as fractions of the batch in text, and the
+    stragglers that it tolerates. `cells` are the bounds of the batch's cells, which workers compute
+    as a whole; `root_answers` is the worker that the root's process answers, if there is one;
+    `waiting` the probability that a step waits, if stragglers were measured."""
+    allocation, tolerance = view.allocation, view.tolerance
     loads = allocation.loads.values()
     return {
         "root": allocation.host,
@@ -171,33 +191,48 @@ def _code(view: CodedPlanView) -> Entries:
         "redundancy": float(view.redundancy),
         "amplification": allocation.amplification,
         "tolerance": {
-            "per_parent": said.per_parent,
-            "under_every_parent": said.under_every_parent,
-            "anywhere": said.anywhere,
-            "last_layer": said.leaves,
-            "at_best": said.at_best,
-            "breaking": list(said.breaking),
-            "breaking_last_layer": list(said.breaking_leaves),
-            "enough": list(said.enough),
+            "per_parent": tolerance.per_parent,
+            "under_every_parent": tolerance.under_every_parent,
+            "anywhere": tolerance.anywhere,
+            "last_layer": tolerance.leaves,
+            "at_best": tolerance.at_best,
+            "breaking": list(tolerance.breaking),
+            "breaking_last_layer": list(tolerance.breaking_leaves),
+            "enough": list(tolerance.enough),
         },
         "waiting": view.waiting,
     }
 
 
-def _computes(view: CodedPlanView, rank: int) -> Entries:
+def _coded_worker_row(view: CodedPlanView, rank: int) -> Entries:
+    """A worker under a code: its parent (`answers`; None for the root) and children, the members of
+    its quota and how many of them may be missing, and its parts of the batch: as fractions in text,
+    and as samples if the batch is known."""
     allocation = view.allocation
     parent = allocation.tree.parents[rank]
-    [team] = [quota for quota in view.quotas(parent) if rank in quota.members]
+    [quota] = [quota for quota in view.quotas(parent) if rank in quota.members]
     return {
         "kind": "worker",
         "rank": rank,
         "answers": None if parent == TREE_ROOT else parent,
         "children": list(allocation.tree.children[rank]),
-        "team": list(team.members),
-        "team_may_miss": team.spare,
+        "team": list(quota.members),
+        "team_may_miss": quota.spare,
         "load": str(allocation.loads[rank]),
         "parts": [_part(part, str) for part in view.parts(rank)],
         "samples": None if view.batch is None else [_part(p, int) for p in view.samples(rank)],
+    }
+
+
+def _async_worker_row(messages: AsyncPlanView, rank: int) -> Entries:
+    """A worker of a plan without rounds: the root that it answers, None if it is the root itself,
+    and its traffic in one step of every worker."""
+    return {
+        "kind": "worker",
+        "rank": rank,
+        "answers": messages.root if rank != messages.root else None,
+        "sends": messages.traffic.sent[rank],
+        "receives": messages.traffic.received[rank],
     }
 
 

@@ -197,9 +197,11 @@ def _traffic(plan: Plan, group: Group, workload: Workload, step: int, catalog: C
     return together(nbytes[id(round_.schedule)] for round_ in compiled)
 
 
-def _slowest_link(found: Traffic, group: Group) -> tuple[Link, float] | None:
+def _slowest_link(link_traffic: Traffic, group: Group) -> tuple[Link, float] | None:
     rates = group.cluster.rates()
     seconds = {
-        link: rates[link].seconds(nbytes) for link, nbytes in found.links.items() if link in rates
+        link: rates[link].seconds(nbytes)
+        for link, nbytes in link_traffic.links.items()
+        if link in rates
     }
     return max(seconds.items(), key=lambda entry: entry[1], default=None)
