@@ -214,7 +214,7 @@ class _PlanCase:
     def fill(self, repeat: int) -> None:
         for rank_round in self.at(repeat).rounds:
             for view in self._views(rank_round):
-                view.fill_(_value(rank_round.program.schedule.before.holds(self.engine.rank, 0)))
+                view.fill_(_value(rank_round.program.schedule.before.content(self.engine.rank, 0)))
 
     def run(self, number: int, repeat: int) -> None:
         buckets = self.layout.buckets
@@ -225,7 +225,7 @@ class _PlanCase:
     def check(self, repeat: int) -> None:
         rank = self.engine.rank
         for rank_round in self.at(repeat).rounds:
-            expected = _value(rank_round.program.schedule.after.holds(rank, 0))
+            expected = _value(rank_round.program.schedule.after.content(rank, 0))
             if not all(bool((view == expected).all()) for view in self._views(rank_round)):
                 raise ScheduleError(
                     f"{self.plan}: the sum on rank {rank} is wrong", "please report this"
