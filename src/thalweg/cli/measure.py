@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 PROBE_TIMEOUT_SECONDS = 3600.0  # for all measurements together
 CODEC_COLUMNS = ("bucket", "encode", "decode", "gathered")
 STEP_COST_NAMES = ("forward", "backward", "optimizer")
+RATE_FRACTION_UNIT = "of it"  # in JSON: fraction of a link's rate
 
 
 @with_bundles
@@ -63,13 +64,14 @@ def probe(
     from thalweg.probing import ProbeResult, measure, refuse_other_transports
     from thalweg.report.probe_result import draw_cluster, outcome_text, tables
 
-    def work(rank: int, report: Report) -> Result:
-        found = measure(declared, timeout=timeout, progress=report)
-        return found.packed() if rank == 0 else {}
-
-    Duration.parse(timeout)
+    Duration.parse(timeout)  # raises for a malformed one before any worker starts
     refuse_other_transports(transport)
     declared = None if cluster is None else read_cluster(cluster)
+
+    def work(rank: int, report: Report) -> Result:
+        result = measure(declared, timeout=timeout, progress=report)
+        return result.packed() if rank == 0 else {}
+
     with place.site(under_launcher=True) as deployment, progress_bar("Probing") as bar:
         packed = run_everywhere(deployment, work, bar.show, timeout=PROBE_TIMEOUT_SECONDS)[0]
     if not packed:
@@ -126,7 +128,7 @@ def calibrate(
 
     job = find_job(workload)
     methods = all_methods() if compressor is None else [method_of(text) for text in compressor]
-    codecs = [Choice.of(each.compressor.name, each.arguments) for each in methods]
+    codecs = [Choice.of(method.compressor.name, method.arguments) for method in methods]
     declared = None if cluster is None else read_cluster(cluster)
     with place.site(under_launcher=True) as deployment, progress_bar("Calibrating") as bar:
         found = calibrate_at(
@@ -165,7 +167,8 @@ def calibrate(
 
 
 def _rows(found: JobCalibration) -> list[dict[str, Any]]:
-    """A row for each value; `spread` is its relative standard deviation, where there is one."""
+    """A row for each value, with its relative standard deviation as `spread`, where there is one.
+    The kind "road" stands for transport costs."""
     links = [
         _row("link", str(link), FittedValue(rate.bits_per_second), "bit/s")
         for link, rate in found.cluster.rates().items()
@@ -186,9 +189,9 @@ def _tables(found: JobCalibration) -> Iterator[Table]:
     cluster, machine = found.cluster, found.machine
     links = Table("link", "out", "in", "straggler delay")
     for host in cluster.hosts:
-        delay = host.late
-        often = f"{delay.probability:.0%}, by {delay.delay}" if delay.probability else "none"
-        links.add_row(host.name, str(host.nic.out), str(host.nic.into), often)
+        late = host.late
+        delay = f"{late.probability:.0%}, by {late.delay}" if late.probability else "none"
+        links.add_row(host.name, str(host.nic.out), str(host.nic.into), delay)
     for rack in cluster.racks:
         if rack.uplink is not None:
             links.add_row(f"{rack.name}'s uplink", str(rack.uplink.out), str(rack.uplink.into), "")
@@ -196,33 +199,35 @@ def _tables(found: JobCalibration) -> Iterator[Table]:
     costs = Table("cost", "value", "relative std. dev.")
     for name, row in _transport_rows(machine).items():
         value, unit = row["value"], row["unit"]
-        text = f"{value:.1%}" if unit == "of it" else about(value, unit)
+        text = f"{value:.1%}" if unit == RATE_FRACTION_UNIT else about(value, unit)
         costs.add_row(name, text, f"{row['spread']:.0%}")
     for what in STEP_COST_NAMES:
         costs.add_row(f"{what} time", str(getattr(found.workload.costs, what)), "")
     yield costs
     if machine.codecs:
-        each, *per_element = CODEC_COLUMNS
-        codecs = Table("compressor", each, *(f"{name} per element" for name in per_element))
+        per_bucket, *per_element = CODEC_COLUMNS
+        codecs = Table("compressor", per_bucket, *(f"{name} per element" for name in per_element))
         for name, cost in machine.codecs.items():
-            codecs.add_row(name, *(about(getattr(cost, each).value, "s") for each in CODEC_COLUMNS))
+            codecs.add_row(name, *(about(getattr(cost, key).value, "s") for key in CODEC_COLUMNS))
         yield codecs
 
 
 def _transport_rows(machine: Machine) -> dict[str, dict[str, Any]]:
-    """The row of each cost of messages, by its name in the table."""
-    found = {}
-    for text, name, costs in (
+    """The JSON row of each transport cost, by the name of the cost in the table."""
+    rows = {}
+    for transport, name, costs in (
         ("Thalweg transport", "ours", machine.ours),
         ("backend", "the backend", machine.native),
     ):
-        found[f"{text}: per message"] = _row("road", f"{name}: a message", costs.message, "s")
-        found[f"{text}: per byte"] = _row("road", f"{name}: a byte", costs.byte, "s")
-        for flows, share in costs.crowding:
-            shared = f"{counted(flows, 'flow')} on a link"
-            found[f"{text}: {shared}"] = _row("road", f"{name}: {shared}", share, "of it")
+        rows[f"{transport}: per message"] = _row("road", f"{name}: a message", costs.message, "s")
+        rows[f"{transport}: per byte"] = _row("road", f"{name}: a byte", costs.byte, "s")
+        for flows, fraction in costs.crowding:
+            case = f"{counted(flows, 'flow')} on a link"
+            rows[f"{transport}: {case}"] = _row(
+                "road", f"{name}: {case}", fraction, RATE_FRACTION_UNIT
+            )
     burst = _row("road", "a link, at once after a rest", FittedValue(machine.burst), "B")
-    return {**found, "link burst size": burst}
+    return {**rows, "link burst size": burst}
 
 
 def _row(kind: str, name: str, figure: FittedValue, unit: str) -> dict[str, Any]:

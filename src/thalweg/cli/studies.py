@@ -43,10 +43,10 @@ SIGN_EXCHANGE_NOTES = {
     "all signs. `thalweg advise` also counts the extra steps",
 }
 STRAGGLER_NOTES = (
-    "links: bytes of the busiest NIC in an iteration, over its rate; at small messages a token "
+    "link time: bytes of the busiest NIC in an iteration, over its rate; at small messages a token "
     "bucket's burst hides part of it, and gc doesn't wait for models to reach the last workers",
-    "beyond: iterations with more stragglers than the scheme tolerates; waits: what these add to "
-    "the mean at least",
+    "beyond: number of iterations with more stragglers than the scheme tolerates; added wait: the "
+    "least time that these add to the mean",
 )
 
 
