@@ -24,7 +24,7 @@ from thalweg.plan import Plan
 from thalweg.predict.candidates import (
     as_strong_as,
     candidates,
-    with_buckets,
+    with_smaller_buckets,
 )
 from thalweg.predict.estimate import Advice, Crossover, Estimate, RankedPlan, Sweep
 from thalweg.predict.extra_steps import ASSUMED_OPTIMIZER, ExtraSteps
@@ -151,7 +151,7 @@ class _Advisor:
         found.sort(key=_order)
         best, others = found[:REBUCKETED_PLAN_COUNT], found[REBUCKETED_PLAN_COUNT:]
         for one in [*best, *(one for one in others if str(one.plan) == BASELINE_PLAN)]:
-            for smaller in with_buckets(one.plan, self.workload, self.catalog):
+            for smaller in with_smaller_buckets(one.plan, self.workload, self.catalog):
                 found += self._simulated(smaller)
         return sorted(_best_buckets(found), key=_order)
 
