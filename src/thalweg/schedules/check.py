@@ -48,9 +48,9 @@ class _SymbolicRun:
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
         self.chunks = range(len(schedule.sizes))
-        holds = schedule.before.holds
+        initial = schedule.before.content
         self.contents: dict[int, list[Content | None]] = {
-            rank: [holds(rank, chunk) for chunk in self.chunks] for rank in schedule.ranks
+            rank: [initial(rank, chunk) for chunk in self.chunks] for rank in schedule.ranks
         }
         self.to_come = {rank: schedule.moves(rank) for rank in schedule.ranks}
         self.messages: dict[_Key, list[Content | None]] = {}  # the oldest of each key
@@ -207,7 +207,7 @@ class _SymbolicRun:
             raise self._wrong(max(source, ~source), move, "sends what nobody takes")
 
     def _promise_is_kept(self) -> None:
-        promised = self.schedule.after.holds
+        promised = self.schedule.after.content
         sizes = self.schedule.sizes
         for rank, held in self.contents.items():
             for chunk in self.chunks:
