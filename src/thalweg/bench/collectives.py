@@ -219,7 +219,10 @@ class _PlanCase:
     def run(self, number: int, repeat: int) -> None:
         buckets = self.layout.buckets
         self.engine.run(
-            [each.task(buckets[each.round.bucket], number, 0) for each in self.at(repeat).rounds]
+            [
+                rank_round.task(buckets[rank_round.round.bucket], number, 0)
+                for rank_round in self.at(repeat).rounds
+            ]
         )
 
     def check(self, repeat: int) -> None:
@@ -263,7 +266,9 @@ class _CompressedCase(_PlanCase):
     def check(self, repeat: int) -> None:
         if self.plan.averages_parameters:
             return  # replicas may differ
-        digests = torch.tensor([zlib.crc32(each.vector.tobytes()) for each in self.layout.buckets])
+        digests = torch.tensor(
+            [zlib.crc32(bucket.vector.tobytes()) for bucket in self.layout.buckets]
+        )
         least, most = digests.clone(), digests.clone()
         dist.all_reduce(least, dist.ReduceOp.MIN)
         dist.all_reduce(most, dist.ReduceOp.MAX)

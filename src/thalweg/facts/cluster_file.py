@@ -86,14 +86,14 @@ def format_cluster(cluster: Cluster, remarks: Sequence[str] = ()) -> str:
     ]
     for rack in cluster.racks:
         nics = [host.nic for host in rack.hosts]
-        usual = max(nics, key=nics.count)
+        common = max(nics, key=nics.count)
         lines += ["", "[[rack]]", f'name = "{rack.name}"']
         if rack.uplink is not None:
             lines.append(f"uplink = {_format_duplex(rack.uplink)}")
         if rack.latency.seconds:
             lines.append(f'latency = "{rack.latency}"  # what crossing the uplink adds')
-        lines += [f"nic = {_format_duplex(usual)}", "hosts = ["]
-        lines += [f"    {_format_host(host, usual)}," for host in rack.hosts]
+        lines += [f"nic = {_format_duplex(common)}", "hosts = ["]
+        lines += [f"    {_format_host(host, common)}," for host in rack.hosts]
         lines.append("]")
     return "\n".join(lines) + "\n"
 
@@ -163,9 +163,9 @@ def _format_duplex(rates: Duplex) -> str:
     return format_toml(rates.out if rates.out == rates.into else both)
 
 
-def _format_host(host: Host, usual: Duplex) -> str:
+def _format_host(host: Host, common: Duplex) -> str:
     parts = [f"name = {format_toml(host.name)}", f"ranks = {format_toml(list(host.ranks))}"]
-    if host.nic != usual:
+    if host.nic != common:
         parts.append(f"nic = {_format_duplex(host.nic)}")
     if host.late != StragglerDelay():
         late = {"probability": host.late.probability, "delay": host.late.delay}

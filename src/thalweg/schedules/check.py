@@ -297,7 +297,7 @@ def _arrivals(code: Code) -> list[frozenset[int]]:
         return [frozenset(arrived) for arrived in every]
     draw = Random(0)
     if comb(code.members, code.stragglers) <= MAX_ARRIVAL_SETS:
-        late = [set(some) for some in combinations(members, code.stragglers)]
+        late = [set(stragglers) for stragglers in combinations(members, code.stragglers)]
     else:
         late = [set(draw.sample(members, code.stragglers)) for _ in range(MAX_ARRIVAL_SETS)]
     drawn = [
