@@ -152,7 +152,7 @@ def test_a_near_miss_is_guessed() -> None:
         ("gc+randomk(feedback=true)", "would keep different residuals", "leave feedback out"),
         ("dssync+topk", "groups that change can't make up for it", "use bf16, fp16, int8, qsgd or"),
         ("local_sgd+sign", "groups that change can't make up for it", "use bf16, fp16, int8, qsgd"),
-        ("gossip+int8", "int8 can't be added", "use bf16 or fp16"),
+        ("gossip+int8", "int8's can't be added", "use bf16 or fp16"),
         ("asp+powersgd", "takes gradients uncompressed", "leave +powersgd out"),
         ("asp+fp16", "takes gradients uncompressed", "leave +fp16 out"),
         ("lgc(k=3)+acpsgd", "needs all ranks at the same step", "use bf16, dgc, efsign, fp16"),

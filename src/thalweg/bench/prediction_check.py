@@ -200,12 +200,12 @@ def auto_plans(scenario: Scenario) -> list[str]:
 def prediction_rows(scenario: Scenario, rows: Sequence[Row]) -> list[Row]:
     """The predicted step time, its 80 % interval and the measured step time of each fixed plan."""
     automatic = auto_plans(scenario)
-    found = []
+    predictions = []
     for row in rows:
         predicted, measured = row.get("predicted_seconds_per_step"), row["seconds_per_step"]
         if row["sync"] in automatic or not predicted or not measured:
             continue
-        found.append(
+        predictions.append(
             {
                 "scenario": scenario.name,
                 "sync": row["sync"],
@@ -217,7 +217,7 @@ def prediction_rows(scenario: Scenario, rows: Sequence[Row]) -> list[Row]:
                 "covered": row["predicted_low"] <= measured <= row["predicted_high"],
             }
         )
-    return found
+    return predictions
 
 
 def accuracy_of(predictions: Sequence[Row]) -> Row:

@@ -82,7 +82,7 @@ def format_machine(machine: Machine, remarks: Sequence[str] = ()) -> str:
         ]
         if costs.drag:
             drag = (_format(times, "times", schedule=name) for name, times in costs.drag)
-            lines += ["drag = [", *(f"    {key}," for key in drag), "]"]
+            lines += ["drag = [", *(f"    {entry}," for entry in drag), "]"]
     for name, cost in machine.codecs.items():
         lines += ["", "[[codec]]", f"name = {json.dumps(name)}"]
         lines += [f"{key} = {_format(getattr(cost, key))}" for key in _CODEC_COST_FIELDS]
