@@ -1,4 +1,4 @@
-"""Handwritten digits under the plan that turns out to be fastest here.
+"""Handwritten digits under the plan that is fastest on this cluster.
 
 torchrun --nproc-per-node 4 examples/auto.py
 """

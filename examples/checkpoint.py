@@ -1,4 +1,4 @@
-"""Handwritten digits, kept in checkpoints: stop it at any time and start it again.
+"""Handwritten digits with checkpoints: stop the run at any time and start it again.
 
 torchrun --nproc-per-node 4 examples/checkpoint.py
 """

@@ -1,4 +1,4 @@
-"""Handwritten digits with gradients of low rank; what is left out is kept for later.
+"""Handwritten digits with gradients of low rank; the compressor keeps the residuals.
 
 torchrun --nproc-per-node 4 examples/compressed.py
 """
@@ -30,5 +30,5 @@ for epoch in run.epochs(5):
 if run.rank == 0:
     right = model(data.tensors[0]).argmax(1) == data.tensors[1]
     print(f"accuracy {right.float().mean():.3f}")
-    for name, values in run.left_out().items():
-        print(f"left out of {name}: {values.norm():.4f}")
+    for name, residual in run.left_out().items():
+        print(f"left out of {name}: {residual.norm():.4f}")

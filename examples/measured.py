@@ -1,4 +1,4 @@
-"""Handwritten digits by schedules that follow the network, which is measured first.
+"""Handwritten digits under a plan for the racks that a probe of the network finds.
 
 torchrun --nproc-per-node 4 examples/measured.py
 """

@@ -1,4 +1,4 @@
-"""Handwritten digits under any plan but a coded one, with a loader of one's own.
+"""Handwritten digits with your own data loader, under any plan without a code.
 
 torchrun --nproc-per-node 4 examples/own_loader.py
 """

@@ -1,4 +1,4 @@
-"""Handwritten digits in one process: nothing here knows of any other."""
+"""Handwritten digits in one process, without synchronisation."""
 
 import torch
 from sklearn.datasets import load_digits

@@ -1,4 +1,4 @@
-"""Predicted step times of three plans on a cluster that doesn't exist; nothing is trained.
+"""Prediction of the step time on a cluster that needn't exist: nothing is run.
 
 python examples/predict.py
 """
@@ -12,6 +12,6 @@ machine = assumed_machine()
 
 for sync in ("ddp", "hierarchical", "hierarchical+powersgd(rank=4)"):
     step = thalweg.predict(sync, cluster, workload, machine)
-    print(f"{step.sync}: {step.seconds:.3f} s a step ({step.low:.3f} to {step.high:.3f})")
+    print(f"{step.sync}: {step.seconds:.3f} s per step ({step.low:.3f} to {step.high:.3f})")
 
 print(thalweg.advise(cluster, workload, machine).verdict)

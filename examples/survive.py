@@ -1,4 +1,4 @@
-"""Handwritten digits, and a worker that is killed at step 20, started again, and let in.
+"""Handwritten digits, and a worker that is killed at step 20, restarted, and rejoins.
 
 thalweg run --workers 4 --restarts 3 examples/survive.py
 """
@@ -29,15 +29,15 @@ for epoch in run.epochs(1000):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        sleep(0.05)  # so small a job would be over before it is back
+        sleep(0.05)  # without it the job ends before rank 2 rejoins
         if run.rank == 2 and run.step == 20 and run.formation == 1:
             os.kill(os.getpid(), signal.SIGKILL)
     if epoch >= 4 and any(incident.joined for incident in run.incidents):
-        run.stop()  # it is back
+        run.stop()  # rank 2 has rejoined
 
 if run.rank == 0:
     right = model(data.tensors[0]).argmax(1) == data.tensors[1]
     print(f"accuracy {right.float().mean():.3f}")
     for incident in run.incidents:
-        what = f"without {incident.left}" if incident.left else f"with {incident.joined} again"
-        print(f"from step {incident.step} on {what}: {incident.reason}")
+        change = f"without {incident.left}" if incident.left else f"with {incident.joined} again"
+        print(f"from step {incident.step} on {change}: {incident.reason}")

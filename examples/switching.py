@@ -20,14 +20,14 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 run = thalweg.attach(model, optimizer, data=data, batch=128, sync="ring")
 
 for epoch in run.epochs(50):
-    if epoch == 3 and run.rank == 0:  # on any rank: all take it up at the same step
+    if epoch == 3 and run.rank == 0:  # on any rank: all switch at the same step
         run.switch("ring+bf16")
     for x, y in run.batches(epoch):
         loss = run.mean(cross_entropy(model(x), y, reduction="none"))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    if run.rank == 0 and loss < 0.2:  # the same
+    if run.rank == 0 and loss < 0.2:  # on any rank, too
         run.stop()
 
 if run.rank == 0:

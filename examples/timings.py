@@ -1,4 +1,4 @@
-"""Handwritten digits, and where the time of a step goes.
+"""Handwritten digits, and the parts of the step time.
 
 torchrun --nproc-per-node 4 examples/timings.py
 """

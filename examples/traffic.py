@@ -1,4 +1,4 @@
-"""Handwritten digits, and what a worker sends for them.
+"""Handwritten digits, and the messages that a worker sends.
 
 torchrun --nproc-per-node 4 examples/traffic.py
 """
@@ -39,4 +39,4 @@ if run.rank == 0:
     right = model(data.tensors[0]).argmax(1) == data.tensors[1]
     print(f"accuracy {right.float().mean():.3f}")
     sent = [message.nbytes for message in recorded[0].messages if message.sent]
-    print(f"sent {len(sent)} messages, {sum(sent) / run.step:.0f} bytes a step")
+    print(f"sent {len(sent)} messages, {sum(sent) / run.step:.0f} bytes per step")

@@ -1,4 +1,4 @@
-"""Handwritten digits under a gradient code: one worker may be late, and nobody waits for it.
+"""Handwritten digits under a gradient code: no rank waits for one straggler.
 
 torchrun --nproc-per-node 4 examples/wait_for_nobody.py
 """
@@ -27,7 +27,7 @@ for epoch in run.epochs(5):
         if run.rank == 1 and not run.catching_up:
             sleep(0.1)
             late += 1
-        with run.shared_random():  # dropout: the same for all who compute these samples
+        with run.shared_random():  # dropout: the same on all workers that compute these samples
             loss = run.mean(cross_entropy(model(x), y, reduction="none"))
         optimizer.zero_grad()
         loss.backward()

@@ -1,4 +1,4 @@
-"""Handwritten digits, one worker of which computes slowly: who is late, and why.
+"""Handwritten digits, and a worker that computes slowly: reports of stragglers and their causes.
 
 torchrun --nproc-per-node 4 examples/who_is_late.py
 """
@@ -32,6 +32,6 @@ for epoch in run.epochs(3):
 if run.rank == 0:
     right = model(data.tensors[0]).argmax(1) == data.tensors[1]
     print(f"accuracy {right.float().mean():.3f}")
-    for late in run.late:
-        print(late)
+    for straggler in run.late:
+        print(straggler)
     print(run.summary())

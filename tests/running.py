@@ -161,6 +161,6 @@ def whole_numbers(schedule: Schedule, seed: int = 0) -> dict[int, Array]:
 
 def mean_sets(schedule: Schedule, rank: int) -> list[int]:
     """The ranks whose sum the schedule promises to this one."""
-    promised = schedule.after.holds(rank, 0)
+    promised = schedule.after.content(rank, 0)
     assert isinstance(promised, int)
     return [other for other in range(promised.bit_length()) if promised >> other & 1]

@@ -135,7 +135,7 @@ def has_lost_one_and_got_it_back(printed: dict[int, str]) -> None:
 def sends_what_a_ring_sends(printed: dict[int, str]) -> None:
     """2 (N-1)/N of the gradients, and what is exchanged to begin with."""
     gradients = 4 * (64 * 256 + 256 + 256 * 10 + 10)
-    match = re.search(r"messages, (\d+) bytes a step", printed[0])
+    match = re.search(r"messages, (\d+) bytes per step", printed[0])
     assert match is not None
     assert 4 / 3 < int(match.group(1)) / gradients < 1.1 * 4 / 3
 

@@ -30,16 +30,16 @@ from thalweg.schedules import Topology
 COMPENSATE = "compensate"  # redundancy without a code: late gradients are added a step later
 SETTING_PARAMETERS = {
     "bucket": Parameter(
-        kind=Size, default=Settings().bucket, help="gradients that travel together"
+        kind=Size, default=Settings().bucket, help="size of the gradients that are sent together"
     ),
     "transport": Parameter(
         kind=str,
         default=None,
         choices=(TRANSPORT, "zeromq"),
-        help="what carries the bytes: tcp, also under its former name zeromq",
+        help="transport of the payloads: tcp, also under its former name zeromq",
     ),
     "overlap": Parameter(
-        kind=bool, default=None, help="compress while backward runs; left out, it is tried"
+        kind=bool, default=None, help="compress while backward runs; chosen by a trial if absent"
     ),
 }
 
@@ -82,7 +82,7 @@ class Catalog:
                 f"{written.preset.name} is a compressor, not a plan",
                 f"write the plan first: ring+{written.preset}",
             )
-        preset = _found(written.preset, self.presets, "plan")
+        preset = _part(written.preset, self.presets, "plan")
         values = fill_defaults(preset.name, written.preset.arguments, preset.parameters)
         refuse_retired(dict(written.settings).get("transport"))
         settings: dict[str, Any] = fill_defaults("@", written.settings, SETTING_PARAMETERS)
@@ -94,7 +94,7 @@ class Catalog:
         )
         parts = {*self.codes, COMPENSATE}
         if plan.redundancy is not None and plan.redundancy.name not in parts:
-            _found(Call(plan.redundancy.name), self.codes, "code")
+            _part(Call(plan.redundancy.name), self.codes, "code")
         for reason, remedy in self._objections(plan):
             raise UnsoundPlan(f"{plan} is unsound: {reason}", remedy)
         return plan
@@ -111,7 +111,12 @@ class Catalog:
     def _promised(self, plan: Plan) -> Guarantee:
         if plan.topology.name == "auto":
             allowed = Promise(plan.topology.arguments["allow"])
-            return Guarantee(allowed, "at least this, by the plan it chooses", "as that", "as that")
+            return Guarantee(
+                allowed,
+                "at least the promise of the chosen plan",
+                late="as under the chosen plan",
+                dead="as under the chosen plan",
+            )
         lossy = plan.precision is not None
         promise = Promise.LOSSY if lossy else Promise.EXACT
         often = f"every {plan.cadence.every} steps" if plan.cadence.every > 1 else "every step"
@@ -119,51 +124,55 @@ class Catalog:
             topology = self.topologies[plan.topology.name]
             return Guarantee(
                 Promise.EVENTUAL,
-                "replicas differ, their mean is kept" + (" up to rounding" if lossy else ""),
-                "only its group waits for it" if topology.mixes else f"all wait for it, {often}",
-                "its group goes on without it" if topology.mixes else "survivors regroup",
+                "replicas differ, their mean is preserved" + (" up to rounding" if lossy else ""),
+                "only its group waits for it"
+                if topology.mixes
+                else f"all ranks wait for it, {often}",
+                "its group continues without it"
+                if topology.mixes
+                else "the others form a new group",
             )
         if plan.cadence.staleness is not None:
             return Guarantee(
                 Promise.LOSSY,
-                f"each gradient a step of its own, workers at most {plan.cadence.staleness} apart",
-                f"nobody waits for it, until it is {plan.cadence.staleness} steps behind",
-                "its share is dropped and reported",
+                f"each gradient is a step; workers at most {plan.cadence.staleness} steps apart",
+                f"no rank waits for it until it is {plan.cadence.staleness} steps behind",
+                "its gradient is dropped and reported",
             )
         if plan.redundancy is not None and plan.redundancy.name in self.codes:
             stragglers = plan.redundancy.arguments["stragglers"]
-            several = "some" if stragglers is None else stragglers
+            tolerated = "some" if stragglers is None else stragglers
             partial = plan.redundancy.arguments["beyond"] == "partial"
             return Guarantee(
                 Promise.LOSSY if partial else promise,
-                f"the sum over all samples from any quorum, {several} late per parent"
-                + (", or what there is, scaled up" if partial else ""),
-                "nobody waits for it, unless it is the root",
-                "nobody waits for it, unless it is the root; it may come back",
+                f"the sum over all samples; tolerated stragglers per parent: {tolerated}"
+                + (", beyond it the answers that arrived, scaled up" if partial else ""),
+                "no rank waits for it, unless it is the root",
+                "no rank waits for it, unless it is the root; it may rejoin",
             )
         if plan.redundancy is not None:
             return Guarantee(
                 Promise.LOSSY,
-                "the fastest workers' mean, the rest one step late",
-                "nobody waits for it",
-                "its share is dropped and reported",
+                "the mean of the fastest workers; the others' gradients one step later",
+                "no rank waits for it",
+                "its gradient is dropped and reported",
             )
         return Guarantee(
             promise,
-            "the mean, less what the compressor leaves out" if lossy else "the exact mean",
-            "all wait for it",
-            "survivors regroup; the step is redone, none is lost",
+            "the mean, up to the compressor's error" if lossy else "the exact mean",
+            "all ranks wait for it",
+            "the others form a new group and repeat the step; none is lost",
         )
 
     def _precision(self, call: Call | None) -> Choice | None:
         if call is None:
             return None
-        compressor = _found(call, self.compressors, "compressor")
+        compressor = _part(call, self.compressors, "compressor")
         values = fill_defaults(compressor.name, call.arguments, compressor.parameters)
         return Choice.of(compressor.name, values)
 
     def _objections(self, plan: Plan) -> Iterator[tuple[str, str]]:
-        """The reasons why the choices don't fit together, each with a remedy."""
+        """The reasons why the choices of a plan don't fit together, each with a remedy."""
         topology = self.topologies.get(plan.topology.name)
         named, redundancy = plan.settings.transport, plan.redundancy
         code = self.codes.get(redundancy.name) if redundancy is not None else None
@@ -178,7 +187,7 @@ class Catalog:
             ),
             (
                 code is not None and beyond == "partial" and code.name not in partial,
-                f"what some workers send under code={code and code.name} is no part of the sum",
+                f"under code={code and code.name} some workers' answers are no part of the sum",
                 f"use code={listed(partial, 'or')}, or beyond=wait or raise",
             ),
             (
@@ -199,17 +208,17 @@ class Catalog:
             ),
             (
                 plan.cadence.two_levels,
-                "what is late between racks goes as it is",
+                "averages between racks that are applied later aren't compressed",
                 f"leave delay out, or +{name}",
             ),
             (
                 plan.cadence.staleness is not None,
-                "a server that takes a step with every gradient takes it as it is",
+                "an asynchronous parameter server takes gradients uncompressed",
                 f"leave +{name} out",
             ),
             (
                 redundancy is not None and bool(arguments["warmup"]),
-                "who goes at its own pace has no common first steps",
+                "workers that don't wait for stragglers have no common first steps",
                 "leave warmup out",
             ),
             (
@@ -220,17 +229,17 @@ class Catalog:
             ),
             (
                 coded and bool(arguments.get("feedback")),
-                "workers that stand in for one another would keep different residuals",
+                "workers that compute the same samples would keep different residuals",
                 "with a code leave feedback out",
             ),
             (
                 late and compressor.in_step,
-                f"{name} needs all ranks at the same step, and this plan takes what is late too",
+                f"{name} needs all ranks at the same step, and this plan adds late gradients too",
                 f"use {listed(self._names(in_step=False), 'or')}",
             ),
             (
                 late and not compressor.linear,
-                f"what is late is added up, and {name} can't be",
+                f"late gradients are added up, and payloads of {name} can't be",
                 f"use {listed(self._names(linear=True, in_step=False), 'or')}",
             ),
             (
@@ -244,7 +253,7 @@ class Catalog:
                 and topology.mixes
                 and not topology.groups
                 and not compressor.summable,
-                f"{plan.topology.name} adds what neighbours send, and {name} can't be added",
+                f"{plan.topology.name} adds neighbours' payloads, and {name}'s can't be added",
                 f"use {listed(self._names(summable=True, biased=False), 'or')}",
             ),
         )
@@ -292,8 +301,8 @@ def refuse_retired(transport: str | None) -> None:
 def declared(package: ModuleType, constant: str) -> dict[str, Any]:
     """The values that a folder's modules declare under this constant, by name."""
     modules = (
-        import_module(f"{package.__name__}.{found.name}")
-        for found in pkgutil.iter_modules(package.__path__)
+        import_module(f"{package.__name__}.{module.name}")
+        for module in pkgutil.iter_modules(package.__path__)
     )
     return _by_name([getattr(module, constant) for module in modules if hasattr(module, constant)])
 
@@ -322,7 +331,8 @@ def _preset_of(topology: Topology) -> Preset:
     )
 
 
-def _found(call: Call, names: dict[str, Any], kind: str) -> Any:
+def _part(call: Call, names: dict[str, Any], kind: str) -> Any:
+    """The part that a plan names; PlanError if there is none of this kind and name."""
     try:
         return names[call.name]
     except KeyError:

@@ -1,6 +1,8 @@
 """The presets: names for combinations of a plan's choices.
 
-Every topology is a preset of its own name; these combine a topology with other choices.
+Every topology is a preset of its own name; these combine a topology with other choices:
+
+    local_sgd(every=8)  =  topology ring, averages parameters, every 8 steps
 """
 
 from __future__ import annotations
@@ -16,31 +18,31 @@ from thalweg.schedules.topologies.shuffle import TOPOLOGY as SHUFFLE
 BASELINE_PLAN = "ddp"  # the preset that others are compared with
 CODED_PARAMETERS = {
     "stragglers": Parameter(
-        kind=int, default=None, least=0, help="how many children of a node may be late"
+        kind=int, default=None, least=0, help="tolerated stragglers among the children of a node"
     ),
-    "code": Parameter(kind=str, default="fractional", help="which gradient code"),
+    "code": Parameter(kind=str, default="fractional", help="name of the gradient code"),
     "root": Parameter(
         kind=str,
         default="worker",
         choices=("worker", "separate"),
-        help="who decodes: a worker too, or a rank that computes nothing",
+        help="rank that decodes: a worker, or a rank that computes nothing",
     ),
     "beyond": Parameter(
         kind=str,
         default="wait",
         choices=("wait", "raise", "partial"),
-        help="if too many are late: wait, give up, or go on with what is there, scaled up",
+        help="with more stragglers: wait, fail, or scale up the answers that arrived",
     ),
 }
 
 
 AVERAGED_PARAMETERS = {
-    "delay": Parameter(kind=int, default=0, least=0, most=1, help="steps until applied"),
+    "delay": Parameter(kind=int, default=0, least=0, most=1, help="steps until it is applied"),
     "optimizer": Parameter(
         kind=str,
         default="local",
         choices=("local", "averaged"),
-        help="whether its state (momentum and the like) is averaged too",
+        help="averaged: optimizer state such as momentum is averaged too",
     ),
 }
 
@@ -61,7 +63,7 @@ class Preset:
 
 
 def _local_sgd(values: dict[str, Any]) -> dict[str, Any]:
-    by_rack = values["levels"] == "rack"
+    by_rack = values["levels"] == "rack"  # racks average at every step, all ranks `every` steps
     return {
         "topology": Choice.of("hierarchical", {"form": "parallel"}) if by_rack else Choice("ring"),
         "what": averaged(values),
@@ -107,8 +109,8 @@ PRESETS = (
     ),
     Preset(
         name="lgc",
-        summary="the fastest k workers now, the others' share one step late",
-        parameters={"k": Parameter(kind=int, default=None, least=1, help="how many to wait for")},
+        summary="mean of the fastest k workers; the others' gradients one step later",
+        parameters={"k": Parameter(kind=int, default=None, least=1, help="workers to wait for")},
         choose=lambda values: {
             "topology": Choice.of("star", {"root": None}),
             "redundancy": Choice.of("compensate", {"k": values["k"]}),
@@ -118,7 +120,9 @@ PRESETS = (
         name="asp",
         summary="asynchronous parameter server with bounded staleness",
         parameters={
-            "staleness": Parameter(kind=int, default=4, least=0, help="steps a worker may lag")
+            "staleness": Parameter(
+                kind=int, default=4, least=0, help="steps a worker may be behind"
+            )
         },
         choose=lambda values: {
             "topology": Choice.of("star", {"root": None}),
@@ -144,7 +148,7 @@ PRESETS = (
                 kind=str,
                 default="flat",
                 choices=("flat", "rack"),
-                help="rack: racks also average among themselves at every step",
+                help="rack: each rack also averages internally at every step",
             ),
             **AVERAGED_PARAMETERS,
         },
@@ -152,7 +156,7 @@ PRESETS = (
     ),
     Preset(
         name="auto",
-        summary="what the advisor finds best on this cluster",
+        summary="the plan that the advisor ranks first on this cluster",
         parameters={
             "allow": Parameter(
                 kind=str,

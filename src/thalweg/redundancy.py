@@ -1,4 +1,4 @@
-"""The trees of plans that don't wait for stragglers: who computes which data, and who answers whom.
+"""The trees of plans that don't wait for stragglers: the data of each worker, and its parent.
 
 These are plans with a gradient code, and `lgc`, which takes the fastest workers' gradients and adds
 the others' a step later: a star without redundancy. `asp` has no tree, only a root.
@@ -8,9 +8,9 @@ If the plan leaves fanout and tolerated stragglers open, a model of the step tim
     load x compute  +  layers x fanout x message  +  P(a node is missing) x delay
 
 Redundancy pays only against delays that don't grow with the load: pauses, failures, the network. A
-`StragglerDelay` is the probability that a worker is late at a step, and its delay, whatever it
-computes. P follows the tree from its leaves: a node is missing if it is late itself, or if one of
-its teams is missing altogether.
+`StragglerDelay` is the probability that a worker straggles at a step, and its delay, whatever it
+computes. P follows the tree from its leaves: a node is missing if it straggles itself, or if all
+members of one of its teams are missing; a team is the children that send the same block.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def waits_for_nobody(plan: Plan, catalog: Catalog | None = None) -> bool:
 
 
 def fastest(plan: Plan, workers: int) -> int:
-    """The number of workers that a compensated step waits for; by default nine of ten."""
+    """The number of workers that a compensated step waits for; by default 90 % of them."""
     assert plan.redundancy is not None
     k = plan.redundancy.arguments["k"]
     if k is None:
@@ -109,12 +109,12 @@ def _settled(
     if fanout is not None and stragglers is not None:
         return fanout, stragglers
     late = [group.cluster.host(rank).late for rank in group.ranks]
-    probability = fmean(one.probability for one in late)
+    probability = fmean(host.probability for host in late)
     if not probability:
         default = DEFAULT_STRAGGLER_COUNT if stragglers is None else stragglers
         return fanout or DEFAULT_FANOUT, default
-    delay = fmean(one.delay.seconds for one in late if one.probability)
-    found = choose(
+    delay = fmean(host.delay.seconds for host in late if host.probability)
+    fastest_code = choose(
         workers,
         StragglerDelay(probability=probability, delay=Duration(delay)),
         compute=ASSUMED_COMPUTE_SECONDS,
@@ -122,7 +122,7 @@ def _settled(
         fanout=fanout,
         stragglers=stragglers,
     )
-    return found.fanout, found.stragglers
+    return fastest_code.fanout, fastest_code.stragglers
 
 
 def spare_ranks(plan: Plan, group: Group, catalog: Catalog | None = None) -> list[int]:
@@ -168,7 +168,7 @@ def choose(
         return CodeCost(fanouts[0], max(numbers), 0.0, 1.0, 0.0)
     return min(
         (estimate(workers, f, s, delay, compute, message) for f, s in fitting),
-        key=lambda found: found.seconds,
+        key=lambda cost: cost.seconds,
     )
 
 
@@ -180,6 +180,7 @@ def estimate(
     compute: float,
     message: float,
 ) -> CodeCost:
+    """The cost of this fanout and these tolerated stragglers, by the model above."""
     tree = team_tree(range(workers), fanout, stragglers)
     load = float(max(allocate(tree, 0).loads.values()))
     missed = chance_of_waiting(tree, dict.fromkeys(tree.workers, delay.probability))

@@ -20,7 +20,7 @@ def test_files_and_rows(tmp_path: Path) -> None:
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
-    assert "ours: a message" in done.stdout
+    assert "Thalweg transport: per message" in done.stdout
     cluster = read_cluster(tmp_path / "found/cluster.toml")
     machine = read_machine(machine_path(tmp_path / "found/cluster.toml"))
     workload = read_workload(tmp_path / "found/digits.toml")

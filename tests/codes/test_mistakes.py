@@ -63,8 +63,8 @@ def test_what_does_not_fit(text: str, workers: int, message: str) -> None:
         ("gc(fanout=2)", "gc has no argument 'fanout'; it takes stragglers, code, root and beyond"),
         (
             "gc(code=cyclic, beyond=partial)",
-            "gc(code=cyclic, beyond=partial) is unsound: what some workers send under code=cyclic "
-            "is no part of the sum; use code=fractional, or beyond=wait or raise",
+            "gc(code=cyclic, beyond=partial) is unsound: under code=cyclic some workers' answers "
+            "are no part of the sum; use code=fractional, or beyond=wait or raise",
         ),
     ],
 )

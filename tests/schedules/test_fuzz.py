@@ -67,7 +67,7 @@ def assert_run_keeps_the_promise(schedule: Schedule) -> None:
     inputs = {rank: np.full(schedule.elements, primes[rank]) for rank in schedule.ranks}
     for rank, result in run(schedule, inputs).items():
         for chunk in range(len(schedule.sizes)):
-            weights = schedule.after.holds(rank, chunk)
+            weights = schedule.after.content(rank, chunk)
             assert isinstance(weights, np.ndarray)
             expected = weights @ primes[: len(weights)]
             got = result[schedule.offsets[chunk] : schedule.offsets[chunk + 1]]

@@ -182,7 +182,7 @@ def test_every_move_of_a_coded_star_matters() -> None:
 
 def test_answers_must_be_what_the_code_says() -> None:
     schedule = coded(4, FractionalRepetition(4, 1))
-    honest = schedule.before.holds
+    honest = schedule.before.content
     wrong = Condition("", lambda rank, chunk: honest(0 if rank == 3 else rank, chunk))
     with pytest.raises(ScheduleError, match="gets answers that aren't what its code says"):
         check(replace(schedule, before=wrong))

@@ -42,7 +42,7 @@ def test_a_run_tells_what_it_is_and_every_change_of_plan(tmp_path: Path) -> None
     done = run(tmp_path, "gc(stragglers=1)", "tree")
     start, *others = [line for line in done.stderr.splitlines() if "[thalweg]" in line]
     assert "plan gc(stragglers=1): 2 workers on 1 host, over TCP, not encrypted" in start
-    assert "if a worker dies: nobody waits for it" in start
+    assert "if a worker dies: no rank waits for it" in start
     assert [line.endswith("tree (requested with run.switch)") for line in others] == [True]
     assert f" {socket.gethostname()} " in done.stdout
     number = SCRIPT.splitlines().index("    optimizer.step()  # this line") + 1

@@ -195,7 +195,7 @@ def test_stop(who: int, in_one_crew: InOneCrew) -> None:
     ("sync", "said"),
     [
         ("rinf", "there is no plan 'rinf'"),
-        ("gossip+int8", "gossip+int8 is unsound: gossip adds what neighbours send, and int8"),
+        ("gossip+int8", "gossip+int8 is unsound: gossip adds neighbours' payloads, and"),
         ("auto", "auto has no rounds before it has chosen"),
         ("star(root=7)", "root 7 is not in the group"),
         ("ring @ transport=c10d", "the transport c10d was retired, because it was slower than tcp"),

@@ -1,7 +1,7 @@
 """Calibration of a deployment and profile of a job there, by all of its workers.
 
 The job is profiled in a few steps without synchronisation, so only computation is measured, with
-all workers busy. Its model is discarded afterwards.
+all workers busy. The model that these steps train is discarded.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from thalweg.facts import (
 from thalweg.members.world import World
 from thalweg.plan import Choice
 from thalweg.probing.calibration import calibrate
-from thalweg.training import attach
+from thalweg.training import Run, attach
 from thalweg.training.auto.profile import Profile, ProfileResult, merged
 from thalweg.workloads import Job
 from thalweg.workloads.job import describe
@@ -42,7 +42,8 @@ CALIBRATION_JOB_STEPS = 12
 CALIBRATION_SLACK_SECONDS = 60.0  # beyond the expected time
 CALIBRATION_TIMEOUT_SECONDS = 3600.0  # for the whole calibration
 Progress = Callable[[str, int, int], None]
-"""Called with what is being measured, how much of it is done, and of how much (0: unknown)."""
+"""Called with the name of the measurement, the number of its parts that are done, and their total
+number (0: unknown)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +86,8 @@ def calibrate_at(
     """The calibration of a deployment; None if this process is a launched rank other than 0."""
 
     def work(rank: int, report: Report) -> Result:
-        found = calibrate_job(job, declared, codecs, report)
-        return found.packed() if rank == 0 else {}
+        calibration = calibrate_job(job, declared, codecs, report)
+        return calibration.packed() if rank == 0 else {}
 
     packed = run_everywhere(deployment, work, progress, timeout=CALIBRATION_TIMEOUT_SECONDS)[0]
     return JobCalibration.unpacked(packed) if packed else None
@@ -101,13 +102,14 @@ def calibrate_job(
     steps: int = CALIBRATION_JOB_STEPS,
     injection: SimulatedCompute | None = None,
 ) -> JobCalibration:
-    """Calibrate as one rank of a run; all ranks get the same result."""
+    """Calibrate the network and profile the job. Every rank of a run calls this at the same time,
+    and all get the same result."""
     start = monotonic()
     world = World.join(CALIBRATION_SLACK_SECONDS)
     abort_flag = world.abort_flag()
     engine = Engine(world.transport(), abort_flag, CALIBRATION_SLACK_SECONDS)
     try:
-        found = calibrate(
+        network = calibrate(
             world,
             abort_flag,
             engine,
@@ -124,8 +126,8 @@ def calibrate_job(
     profiled = profile_job(job, steps, injection=injection)
     progress("steps", steps, steps)
     return JobCalibration(
-        cluster=profiled.placed(found.cluster),
-        machine=found.machine,
+        cluster=profiled.with_straggler_delays(network.cluster),
+        machine=network.machine,
         workload=profiled.workload,
         spread=profiled.spread,
         seconds=monotonic() - start,
@@ -139,7 +141,8 @@ def profile_job(
     seed: int = 0,
     injection: SimulatedCompute | None = None,
 ) -> ProfileResult:
-    """Profile steps on all ranks of a run at once; all ranks get the same result."""
+    """Profile steps of the job. Every rank of a run calls this at the same time, and all get the
+    same result."""
     model = job.model(seed)
     optimizer = job.optimizer(p for p in model.parameters() if p.requires_grad)
     run = attach(
@@ -159,13 +162,19 @@ def profile_job(
                 optimizer.zero_grad()
                 if len(profile) == steps:
                     break
-        own = torch.tensor(profile.seconds(), dtype=torch.float64)
-        table = torch.zeros(run.size, len(own), dtype=torch.float64)
-        table[run.rank] = run.size * own
-        run.average([table])
+        table = _all_gather(run, profile.seconds())
     finally:
         run.close()
     return merged(name_of(job), profile.tensors, table.numpy())
+
+
+def _all_gather(run: Run, row: Sequence[float]) -> torch.Tensor:
+    """The table of the rows of all ranks, as a mean: every rank contributes its row, times the
+    number of ranks, in a table of zeros."""
+    table = torch.zeros(run.size, len(row), dtype=torch.float64)
+    table[run.rank] = run.size * torch.tensor(row, dtype=torch.float64)
+    run.average([table])
+    return table
 
 
 def name_of(job: Job) -> str:

@@ -214,18 +214,21 @@ class _PlanCase:
     def fill(self, repeat: int) -> None:
         for rank_round in self.at(repeat).rounds:
             for view in self._views(rank_round):
-                view.fill_(_value(rank_round.program.schedule.before.holds(self.engine.rank, 0)))
+                view.fill_(_value(rank_round.program.schedule.before.content(self.engine.rank, 0)))
 
     def run(self, number: int, repeat: int) -> None:
         buckets = self.layout.buckets
         self.engine.run(
-            [each.task(buckets[each.round.bucket], number, 0) for each in self.at(repeat).rounds]
+            [
+                rank_round.task(buckets[rank_round.round.bucket], number, 0)
+                for rank_round in self.at(repeat).rounds
+            ]
         )
 
     def check(self, repeat: int) -> None:
         rank = self.engine.rank
         for rank_round in self.at(repeat).rounds:
-            expected = _value(rank_round.program.schedule.after.holds(rank, 0))
+            expected = _value(rank_round.program.schedule.after.content(rank, 0))
             if not all(bool((view == expected).all()) for view in self._views(rank_round)):
                 raise ScheduleError(
                     f"{self.plan}: the sum on rank {rank} is wrong", "please report this"
@@ -263,7 +266,9 @@ class _CompressedCase(_PlanCase):
     def check(self, repeat: int) -> None:
         if self.plan.averages_parameters:
             return  # replicas may differ
-        digests = torch.tensor([zlib.crc32(each.vector.tobytes()) for each in self.layout.buckets])
+        digests = torch.tensor(
+            [zlib.crc32(bucket.vector.tobytes()) for bucket in self.layout.buckets]
+        )
         least, most = digests.clone(), digests.clone()
         dist.all_reduce(least, dist.ReduceOp.MIN)
         dist.all_reduce(most, dist.ReduceOp.MAX)

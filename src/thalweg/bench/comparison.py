@@ -1,19 +1,28 @@
-"""A comparison of a scenario's plans: the same job, the same start, the same events.
+"""A comparison of a scenario's plans by runs of the same job with the same events.
 
-Every run has fresh workers. The plans take turns and the whole is repeated, each time from another
-start with samples in another order, so that noise and chance affect all plans alike. A plan that
-fails in the scenario is left out of the remaining turns, and its row has the error; the others
-continue.
+Every run has fresh workers. In a repeat all plans take turns, with the same initial model and the
+same order of samples; the next repeat has others, so that noise and chance affect all plans alike.
+A plan that fails in the scenario is left out of the remaining turns, and its row has the error; the
+others continue.
 
-The row of a plan has its metrics over the steps of every worker in every run:
+The row of a plan has its metrics over the steps of every worker in every run, its trials:
 
-    seconds_per_step   mean over ranks, counted steps and repeats
+    seconds_per_step   mean over ranks, counted steps and repeats; `quartiles` of the same values
     seconds_to_target  training time until the target was reached; mean over the repeats that did
     seconds_all        time of all steps of a run; mean over repeats
+    metric             the job's metric on held-out samples at the end; mean over repeats
     backward_seconds, exposed_seconds, codec_seconds
                        of the counted steps: from the first gradient to the last, from there to the
                        last average, and CPU time of compressing; where the plan has common steps
     drift              sqrt(mean over ranks of (|x_i - mean| / |mean|)^2) of the parameters x
+    repeats            the metrics of each repeat
+    losses, seconds    at each step: mean over ranks and repeats
+    events             for each event, the step of the slowest rank after which it was applied in
+                       each repeat; None if that is unknown
+    adjustments, choices, late
+                       in each repeat: changes of averaging groups, plans of `auto`, stragglers
+    pace               mean step time of each host before the first event and after the last
+    predicted_*        the prediction for seconds_per_step, with its 80 % interval
 
 Warm-up steps and the steps after an event aren't counted, and evaluations take no part. All ranks
 wait for one another at each evaluation, so the training time between two evaluations is that of the
@@ -64,8 +73,14 @@ class TrainingRun:
         """The results of the workers that finished."""
         return [result for result in self.results if result]
 
+    @property
+    def event_steps(self) -> list[int]:
+        """The known steps after which events were applied."""
+        return [applied.step for applied in self.fired if applied.step is not None]
+
     def counted(self, scenario: Scenario) -> set[int]:
-        return set(scenario.counted(fired.step for fired in self.fired))
+        """The steps that count for the step time."""
+        return set(scenario.counted(self.event_steps))
 
 
 RunAll = Callable[[Work, OnMessage, Collection[int]], TrainingRun]
@@ -154,7 +169,7 @@ def _trial(
     )
 
     def work(rank: int, report: SendMessage) -> dict[str, Any]:
-        return train(scenario.job, sync, recipe, report)[1]
+        return train(scenario.job, sync, recipe, report)[1]  # the result, without the model
 
     spare = spare_ranks(parse_plan(sync), Group.everybody(scenario.cluster))
     trial = run_all(work, on_message, spare)
@@ -206,7 +221,7 @@ def row_of(sync: str, scenario: Scenario, trials: Sequence[TrainingRun]) -> Row:
         "seconds": _over_repeats(trials, "seconds"),
         "events": [
             {
-                "event": str(event),  # and the step of the slowest rank after which it was applied
+                "event": str(event),
                 "steps": [f.step for trial in trials for f in trial.fired if f.event == event],
             }
             for event in scenario.events
@@ -231,13 +246,14 @@ def _repeat(scenario: Scenario, trial: TrainingRun) -> Row:
 
 
 def _step_parts(scenario: Scenario, trials: Sequence[TrainingRun]) -> dict[str, float | None]:
+    """The mean of each part of the counted steps, in seconds."""
+    counted = [trial.counted(scenario) for trial in trials]
     timings = [
         timing
-        for trial in trials
-        for counted in [trial.counted(scenario)]
+        for trial, steps in zip(trials, counted, strict=True)
         for result in trial.reported
         for timing in result.get("timings", ())
-        if timing["step"] + 1 in counted
+        if timing["step"] + 1 in steps
     ]
     parts = ("backward", "exposed", "codec")
     return {f"{part}_seconds": _mean(timing[part] for timing in timings) for part in parts}
@@ -247,8 +263,7 @@ def _pace(scenario: Scenario, trials: Sequence[TrainingRun]) -> list[Row]:
     """The step time of each host before the first event and after the last."""
     paces: dict[int, tuple[list[float], list[float]]] = {}
     for trial in trials:
-        events = [fired.step for fired in trial.fired if fired.step is not None]
-        counted = scenario.counted(events)
+        events, counted = trial.event_steps, trial.counted(scenario)
         for rank, result in enumerate(trial.results if events else ()):
             seconds = _steps(result, "seconds") if result else {}
             before, after = paces.setdefault(rank, ([], []))
@@ -287,22 +302,23 @@ def _counted(scenario: Scenario, trial: TrainingRun) -> list[float]:
 
 
 def _seconds_to_target(scenario: Scenario, trial: TrainingRun) -> float | None:
-    if scenario.target is None:
-        return None
-    for step, value in trial.reported[0]["evaluations"]:
-        if scenario.target.reached_by(value):
-            return _seconds_until(trial, step)
-    return None
+    target, evaluations = scenario.target, trial.reported[0]["evaluations"]
+    reached = (step for step, value in evaluations if target and target.reached_by(value))
+    return next((_seconds_until(trial, step) for step in reached), None)
 
 
 def _seconds_until(trial: TrainingRun, last: int) -> float:
-    """The training time up to this step."""
+    """The training time up to this step: that of the slowest rank between two evaluations."""
     evaluated = [step for step, _ in trial.reported[0]["evaluations"] if step < last]
     intervals = zip([0, *evaluated], [*evaluated, last], strict=True)
     series = [_steps(result, "seconds") for result in trial.reported]
-    return sum(
-        max(sum(each.get(step, 0.0) for step in range(start + 1, end + 1)) for each in series)
-        for start, end in intervals
+    return sum(_slowest(series, start, end) for start, end in intervals)
+
+
+def _slowest(series: Sequence[Mapping[int, float]], start: int, end: int) -> float:
+    """The seconds of the slowest rank for the steps after `start`, up to `end`."""
+    return max(
+        sum(seconds.get(step, 0.0) for step in range(start + 1, end + 1)) for seconds in series
     )
 
 
@@ -316,4 +332,4 @@ def _over_repeats(trials: Sequence[TrainingRun], key: str) -> list[float]:
     """The mean over repeats of the mean over ranks, by step."""
     series = [by_step(trial.results, key) for trial in trials]
     steps = sorted(set.intersection(*map(set, series)))
-    return [fmean(each[step] for each in series) for step in steps]
+    return [fmean(values[step] for values in series) for step in steps]

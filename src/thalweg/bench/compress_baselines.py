@@ -266,7 +266,7 @@ def _on_our_tensors(
 ) -> Trial:
     """The script's method on the tensors that our compressor of this name compresses."""
     declared = default_catalog().compressors[compressor]
-    arguments = {name: each.default for name, each in declared.parameters.items()}
+    arguments = {name: parameter.default for name, parameter in declared.parameters.items()}
     arrangement = arrange(bucket.tensors, declared, arguments)
     rest = arrangement.rest * bucket.itemsize
     segments, length = arrangement.compressed, arrangement.length

@@ -62,7 +62,9 @@ def compressed_step(
 
 def wire_nbytes(payloads: Iterable[SentPayload], workers: int) -> float:
     """The bytes that each worker sends."""
-    return sum(each.collective(ONE_BYTE_PER_SECOND, each.nbytes, workers) for each in payloads)
+    return sum(
+        payload.collective(ONE_BYTE_PER_SECOND, payload.nbytes, workers) for payload in payloads
+    )
 
 
 def at_all_speeds(step: UncompressedStep | CompressedStep) -> list[float]:

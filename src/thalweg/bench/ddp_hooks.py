@@ -30,7 +30,9 @@ class OneBucket:
         arrangement = arrange(tensors)
         self.segments: Sequence[Segment] = arrangement.exact
         self._buffer = torch.empty(arrangement.elements)
-        self._gradients = [self._buffer[each.place].view(each.shape) for each in self.segments]
+        self._gradients = [
+            self._buffer[segment.place].view(segment.shape) for segment in self.segments
+        ]
 
     def index(self) -> int:
         return 0

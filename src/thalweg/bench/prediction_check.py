@@ -75,8 +75,8 @@ class ScenarioPrediction:
         for number, (cluster, phase) in enumerate(self._phases(scenario)):
             if steps := [step for step in phase if step in counted]:
                 known = None if adjusts and number else self.declared
-                found = predict(plan, cluster, self.workload, self.machine, declared=known)
-                estimates.append((_with_cadence(plan, steps, found), len(steps)))
+                estimate = predict(plan, cluster, self.workload, self.machine, declared=known)
+                estimates.append((_with_cadence(plan, steps, estimate), len(steps)))
         return _mean(estimates)
 
     def _phases(self, scenario: Scenario) -> Iterator[tuple[Cluster, range]]:
@@ -101,12 +101,12 @@ class ScenarioPrediction:
 
     def _measured_rates(self, declared: Mapping[Link, Rate]) -> dict[Link, Rate]:
         """The measured rate of each link; a link that was never saturated gets the median ratio."""
-        found = self.cluster.rates()
+        measured = self.cluster.rates()
         ratio = median(
-            found[link].bits_per_second / declared[link].bits_per_second for link in found
+            measured[link].bits_per_second / declared[link].bits_per_second for link in measured
         )
         return {
-            link: found.get(link, Rate(rate.bits_per_second * ratio))
+            link: measured.get(link, Rate(rate.bits_per_second * ratio))
             for link, rate in declared.items()
         }
 
@@ -125,25 +125,29 @@ def predict_scenario_at(scenario: Scenario, run_all: RunAll) -> ScenarioPredicti
     expected = scenario.compute.step.seconds or PROFILE_SECONDS / MAX_PROFILE_STEPS
     steps = round(min(MAX_PROFILE_STEPS, max(MIN_PROFILE_STEPS, PROFILE_SECONDS / expected)))
     precisions = [parse_plan(sync).precision for sync in scenario.syncs]
-    codecs = list(dict.fromkeys(each for each in precisions if each is not None))
+    codecs = list(dict.fromkeys(precision for precision in precisions if precision is not None))
     injection = SimulatedCompute(
         compute=scenario.compute, cluster=scenario.cluster, seed=PROFILE_STRAGGLER_SEED
     )
 
     def work(rank: int, report: SendMessage) -> Result:
         declared = find_cluster(scenario.cluster, scenario.cluster.workers, os.environ)
-        found = calibrate_job(job, declared, codecs, steps=steps, injection=injection)
-        return {"declared": format_cluster(declared), "found": found.packed()} if rank == 0 else {}
+        calibration = calibrate_job(job, declared, codecs, steps=steps, injection=injection)
+        return (
+            {"declared": format_cluster(declared), "found": calibration.packed()}
+            if rank == 0
+            else {}
+        )
 
     result = run_all(work, lambda rank, message: None, ()).results[0]
     assert result is not None
-    found = JobCalibration.unpacked(result["found"])
+    calibration = JobCalibration.unpacked(result["found"])
     sleeps = scenario.compute.step.seconds > 0  # which leaves the cores to codecs
     return ScenarioPrediction(
         declared=parse_cluster(result["declared"]),
-        cluster=found.cluster,
-        machine=replace(found.machine, contention=0.0 if sleeps else 1.0),
-        workload=found.workload,
+        cluster=calibration.cluster,
+        machine=replace(calibration.machine, contention=0.0 if sleeps else 1.0),
+        workload=calibration.workload,
     )
 
 
@@ -196,12 +200,12 @@ def auto_plans(scenario: Scenario) -> list[str]:
 def prediction_rows(scenario: Scenario, rows: Sequence[Row]) -> list[Row]:
     """The predicted step time, its 80 % interval and the measured step time of each fixed plan."""
     automatic = auto_plans(scenario)
-    found = []
+    predictions = []
     for row in rows:
         predicted, measured = row.get("predicted_seconds_per_step"), row["seconds_per_step"]
         if row["sync"] in automatic or not predicted or not measured:
             continue
-        found.append(
+        predictions.append(
             {
                 "scenario": scenario.name,
                 "sync": row["sync"],
@@ -213,7 +217,7 @@ def prediction_rows(scenario: Scenario, rows: Sequence[Row]) -> list[Row]:
                 "covered": row["predicted_low"] <= measured <= row["predicted_high"],
             }
         )
-    return found
+    return predictions
 
 
 def accuracy_of(predictions: Sequence[Row]) -> Row:
@@ -233,7 +237,7 @@ def auto_choices(scenario: Scenario, rows: Sequence[Row]) -> list[Row]:
     promises = list(Promise)
     automatic = auto_plans(scenario)
     succeeded = [(row, promises.index(Promise(row["promise"]))) for row in rows if not row["error"]]
-    found = []
+    outcomes = []
     for row, allowed in succeeded:
         others = [
             r for r, promise in succeeded if r["sync"] not in automatic and promise <= allowed
@@ -242,7 +246,7 @@ def auto_choices(scenario: Scenario, rows: Sequence[Row]) -> list[Row]:
             continue
         best = min(others, key=steady_step_seconds)
         seconds, best_seconds = steady_step_seconds(row), steady_step_seconds(best)
-        found.append(
+        outcomes.append(
             {
                 "scenario": scenario.name,
                 "sync": row["sync"],
@@ -253,7 +257,7 @@ def auto_choices(scenario: Scenario, rows: Sequence[Row]) -> list[Row]:
                 "behind": seconds / best_seconds - 1,
             }
         )
-    return found
+    return outcomes
 
 
 def steady_step_seconds(row: Row) -> float:

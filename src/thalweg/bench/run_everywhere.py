@@ -21,8 +21,8 @@ Report = Callable[..., None]
 Progress = Callable[[int, int], None]
 """Called with the number of steps, repetitions or trials that are done, and their total number."""
 NotedProgress = Callable[[int, int, str], None]
-"""The same with what is being done now."""
-ALONE = "alone"  # the launcher of a process that none has started
+"""Called with these two numbers, and a description of the present work."""
+ALONE = "alone"  # `RankAssignment.launcher` of a process that no launcher has started
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +61,7 @@ class Deployment:
         if self.cluster is None:
             return f"{self.workers} local workers"
         racks = [len(rack.hosts) for rack in self.cluster.racks]
-        equal = len(set(racks)) == 1
-        shape = f"{len(racks)} x {racks[0]}" if equal else " + ".join(map(str, racks))
+        shape = " + ".join(map(str, racks)) if len({*racks}) > 1 else f"{len(racks)} x {racks[0]}"
         return f"{counted(self.workers, 'worker')} in a lab of {shape} hosts"
 
 
@@ -78,19 +77,25 @@ def run_everywhere(
 ) -> list[Result]:
     """Run `work(rank, report)` on every worker and return the results by rank.
 
-    `progress` is called with what `reporting_rank` reports. Forks of this process fail after
-    `timeout` seconds; `options` are those of `run_workers`. Under a launcher the work runs in this
-    process, and the only result is its own; with `collect_timeout` seconds rank 0 gets the results
-    of all ranks, and the other ranks get none.
+    Without a launcher the workers are forks of this process. `progress` is called with the reports
+    of `reporting_rank`; the run fails after `timeout` seconds; `options` are those of
+    `run_workers`.
+
+    Under a launcher this process is one of the workers, and runs the work itself. Every rank calls
+    its own `progress`; `timeout`, `reporting_rank` and `options` have no effect. The only result is
+    that of this rank; with `collect_timeout` seconds rank 0 gets the results of all ranks, and the
+    other ranks get none.
     """
     if deployment.launcher is not None:
         own = work(read_rank_assignment(os.environ).rank, progress)
         return [own] if collect_timeout is None else _collect(own, collect_timeout)
 
     def forked(rank: int, send: SendMessage) -> Result:
-        return work(
-            rank, lambda *figures: send({"report": figures}) if rank == reporting_rank else None
-        )
+        def report(*figures: Any) -> None:
+            if rank == reporting_rank:
+                send({"report": figures})
+
+        return work(rank, report)
 
     return run_workers(
         deployment.workers,
@@ -103,14 +108,15 @@ def run_everywhere(
 
 
 def _collect(own: Result, seconds: float) -> list[Result]:
+    """Publish this rank's result in the store; return those of all ranks on rank 0."""
     world = World.join(seconds)
     world.put(f"result/{world.rank}", json.dumps(own))
     abort_flag = world.abort_flag()
     results = []
     for rank in range(world.size if world.rank == 0 else 0):
-        found = world.wait_for(f"result/{rank}", seconds, abort_flag)
-        if found is None:
+        result = world.wait_for(f"result/{rank}", seconds, abort_flag)
+        if result is None:
             raise RunError(f"rank {rank} sent no result within {seconds:g} s", "see its output")
-        results.append(json.loads(found))
+        results.append(json.loads(result))
     world.leave(seconds, abort_flag)
     return results

@@ -121,7 +121,7 @@ def train(
         "choices": [asdict(chosen) for chosen in run.choices],
         "timings": timings,
         "late": [
-            {"step": step, "late": [each.entries() for each in stragglers]}
+            {"step": step, "late": [straggler.entries() for straggler in stragglers]}
             for step, stragglers in run.latenesses
         ],
         "ranks": [{"rank": rank, **t.each()} for rank, t in sorted(run.tallies.items())],
@@ -299,11 +299,11 @@ def train_everywhere(
 
 def by_step(results: Sequence[Mapping[str, Any] | None], key: str) -> dict[int, float]:
     """The mean loss or seconds of each step, over the ranks that took it."""
-    found: dict[int, list[float]] = {}
+    values_of_step: dict[int, list[float]] = {}
     for result in filter(None, results):
         for step, value in zip(result["steps"], result[key], strict=True):
-            found.setdefault(step, []).append(value)
-    return {step: fmean(values) for step, values in sorted(found.items())}
+            values_of_step.setdefault(step, []).append(value)
+    return {step: fmean(values) for step, values in sorted(values_of_step.items())}
 
 
 def step_rows(results: Sequence[Result]) -> list[dict[str, Any]]:

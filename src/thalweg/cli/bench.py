@@ -158,7 +158,7 @@ def compress(
     from thalweg.bench.compress import bench_compress  # torch takes a second: not before mistakes
 
     with progress_bar("Compressing") as bar:
-        found = bench_compress(
+        result = bench_compress(
             workload,
             methods,
             workers=workers,
@@ -170,16 +170,16 @@ def compress(
         f"{workload.name}: {about(workload.nbytes, 'B')} of gradients, {workers} workers, "
         f"backward {about(lasts.seconds, 's')}"
     )
-    own = [row for row in found.rows if not row["peer"]]
+    own = [row for row in result.rows if not row["peer"]]
     table = table_of(own, COMPRESS_COLUMNS, title=title)
-    peers = [row for row in found.rows if row["peer"]]
+    peers = [row for row in result.rows if row["peer"]]
     if own and peers:
         table.add_row()
     for row in peers:
         table.add_row(*(cell(row) for cell in COMPRESS_COLUMNS.values()), style="dim")
-    wire = dense_wire(found.dense)
+    wire = dense_wire(result.dense)
     uncompressed = f"uncompressed, each worker sends {about(wire, 'B')}"
-    output.print(table, *COMPRESS_FIGURE_NOTES, uncompressed, *found.notes)
+    output.print(table, *COMPRESS_FIGURE_NOTES, uncompressed, *result.notes)
     settings = {
         "model": workload.name,
         "bytes": workload.nbytes,
@@ -190,13 +190,13 @@ def compress(
         "gbps": [speed / 1e9 for speed in SWEPT_BITS_PER_SECOND],
         "uncompressed": {
             "wire_bytes": round(wire),
-            "step_seconds": at_all_speeds(found.dense),
+            "step_seconds": at_all_speeds(result.dense),
         },
-        "notes": found.notes,
+        "notes": result.notes,
     }
-    output.write_json("bench compress", settings, found.rows)
+    output.write_json("bench compress", settings, result.rows)
     if svg is not None:
-        output.write("Picture", svg, _picture(title, found))
+        output.write("Picture", svg, _picture(title, result))
 
 
 def _backward(given: str | None, model: str, workload: Workload, workers: int) -> Duration:
@@ -213,15 +213,15 @@ def _backward(given: str | None, model: str, workload: Workload, workers: int) -
     return lasts
 
 
-def _picture(title: str, found: CompressBenchResult) -> str:
-    curves = [Curve(name=DENSE_CURVE_NAME, kind="dense", seconds=at_all_speeds(found.dense))]
+def _picture(title: str, result: CompressBenchResult) -> str:
+    curves = [Curve(name=DENSE_CURVE_NAME, kind="dense", seconds=at_all_speeds(result.dense))]
     curves += [
         Curve(
             name=row["method"],
             kind="peer" if row["peer"] else "own",
             seconds=row["step_seconds"],
         )
-        for row in found.rows
+        for row in result.rows
     ]
     return draw_steps(title, SWEPT_BITS_PER_SECOND, curves)
 

@@ -178,15 +178,15 @@ def _span(figures: tuple[float, float] | None) -> str:
 
 
 def _summary(result: ChaosResult) -> str:
-    config, found = result.config, result.violations
+    config, violations = result.config, result.violations
     lines = [
         f"{config.sync}, seed {config.seed}: {counted(len(result.fault_times), 'fault')} in "
         f"{about(result.seconds, 's')}, {counted(result.steps, 'step')}, "
-        f"{counted(result.commits, 'commit')}, {counted(len(found), 'violation')}"
+        f"{counted(result.commits, 'commit')}, {counted(len(violations), 'violation')}"
     ]
-    lines += [f"  {violation}" for violation in found[:MAX_SHOWN_VIOLATIONS]]
-    if len(found) > MAX_SHOWN_VIOLATIONS:
-        lines.append(f"  and {len(found) - MAX_SHOWN_VIOLATIONS} more")
+    lines += [f"  {violation}" for violation in violations[:MAX_SHOWN_VIOLATIONS]]
+    if len(violations) > MAX_SHOWN_VIOLATIONS:
+        lines.append(f"  and {len(violations) - MAX_SHOWN_VIOLATIONS} more")
     return "\n".join(lines)
 
 

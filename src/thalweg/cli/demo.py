@@ -136,7 +136,7 @@ def _advised(deployment: Deployment, job: Job, output: Output) -> Advice | None:
 
     try:
         with progress_bar("Calibrating") as bar:
-            found = calibrate_at(
+            calibration = calibrate_at(
                 deployment,
                 job,
                 deployment.declared,
@@ -146,13 +146,13 @@ def _advised(deployment: Deployment, job: Job, output: Output) -> Advice | None:
     except ThalwegError as error:
         output.print(f"No predictions: calibration failed: {error}")
         return None
-    assert found is not None  # this process is no launched rank
-    output.print(f"Calibrated in {found.seconds:.0f} s.")
+    assert calibration is not None  # this process is no launched rank
+    output.print(f"Calibrated in {calibration.seconds:.0f} s.")
     with progress_bar("Predicting") as bar:
         return advise(
-            found.cluster,
-            found.workload,
-            found.machine,
+            calibration.cluster,
+            calibration.workload,
+            calibration.machine,
             declared=deployment.declared,
             sweep=True,
             progress=bar.show,
@@ -176,13 +176,13 @@ def _trained(deployment: Deployment, job: Job, steps: int, advice: Advice | None
                 "promise": catalog.guarantee(catalog.plan(sync)).promise.value,
                 **summary(results, per_step),
                 "chosen": str(plan_at_first(catalog.plan(sync))),  # if there were too few steps
-                "losses": [one["loss"] for one in per_step],
-                "seconds": [one["seconds"] for one in per_step],
+                "losses": [step["loss"] for step in per_step],
+                "seconds": [step["seconds"] for step in per_step],
             }
             if row["choices"]:
                 last = row["choices"][-1]
                 row["chosen"], first = last["sync"], last["step"] + PLAN_WARMUP_STEPS
-                if timed := [one["seconds"] for one in per_step if one["step"] > first]:
+                if timed := [step["seconds"] for step in per_step if step["step"] > first]:
                     row["seconds_per_step"] = fmean(timed)
             estimate = advice and predict(
                 row["chosen"],

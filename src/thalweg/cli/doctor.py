@@ -45,22 +45,22 @@ def doctor(
     from thalweg.doctor.environment import paste as environment_lines
     from thalweg.doctor.finding import failed
 
-    found, deployment = _diagnosis(place, Duration.parse(timeout).seconds)
-    if found is None:
+    diagnosis, deployment = _diagnosis(place, Duration.parse(timeout).seconds)
+    if diagnosis is None:
         return 0  # rank 0 reports, and its exit code counts
     if paste:
-        block = paste_text(environment_lines(found.environment), found.findings)
+        block = paste_text(environment_lines(diagnosis.environment), diagnosis.findings)
         output.print(block, soft_wrap=True)
     else:
-        output.print(table(found.findings, deployment.text), outcome_text(found.findings))
+        output.print(table(diagnosis.findings, deployment.text), outcome_text(diagnosis.findings))
     settings = {
-        "workers": found.workers,
+        "workers": diagnosis.workers,
         **place.settings,
-        "environment": dict(found.environment),
+        "environment": dict(diagnosis.environment),
         "notes": deployment.notes,
     }
-    output.write_json("doctor", settings, [finding.row() for finding in found.findings])
-    return 1 if failed(found.findings) else 0
+    output.write_json("doctor", settings, [finding.row() for finding in diagnosis.findings])
+    return 1 if failed(diagnosis.findings) else 0
 
 
 def _diagnosis(place: PlaceOptions, seconds: float) -> tuple[Diagnosis | None, Deployment]:
@@ -69,8 +69,9 @@ def _diagnosis(place: PlaceOptions, seconds: float) -> tuple[Diagnosis | None, D
     from thalweg.doctor.run_checks import Diagnosis, examine
 
     def work(rank: int, report: Report) -> Result:
-        found = examine(seconds, report)
-        return found.packed() if found.reports else {}  # rank 0, or a rank that can't reach it
+        diagnosis = examine(seconds, report)
+        # rank 0, or a rank that can't reach it, has reports
+        return diagnosis.packed() if diagnosis.reports else {}
 
     unplaced = place == PlaceOptions()
     where = (
@@ -89,16 +90,16 @@ def _diagnosis(place: PlaceOptions, seconds: float) -> tuple[Diagnosis | None, D
 
 def table(findings: Sequence[Finding], where: str) -> Table:
     columns: dict[str, Callable[[Finding], RenderableType]] = {
-        "": lambda found: Text(found.verdict, style=VERDICT_STYLES[found.verdict]),
-        "check": lambda found: found.check,
+        "": lambda finding: Text(finding.verdict, style=VERDICT_STYLES[finding.verdict]),
+        "check": lambda finding: finding.check,
         "finding and remedy": _finding_text,
     }
     return table_of(findings, columns, title=where)
 
 
-def _finding_text(found: Finding) -> Text:
+def _finding_text(finding: Finding) -> Text:
     """The finding, with its remedy on the next line."""
-    return Text.assemble(found.text, (f"\n-> {found.remedy}" if found.remedy else "", "bold"))
+    return Text.assemble(finding.text, (f"\n-> {finding.remedy}" if finding.remedy else "", "bold"))
 
 
 def outcome_text(findings: Sequence[Finding]) -> str:

@@ -108,9 +108,9 @@ class JobOptions(ClusterOptions):
             raise UsageError(
                 "--network describes the links of --workers", "give it with --workers N alone"
             )
-        found = network_named(self.network)
+        network = network_named(self.network)
         made = Cluster.regular(
-            [self.workers], nic=Rate(found.bytes_per_second * 8), latency=Duration(found.alpha)
+            [self.workers], nic=Rate(network.bytes_per_second * 8), latency=Duration(network.alpha)
         )
         return replace(made, assumed=(f"{self.network}: {NETWORKS[self.network].source}",))
 

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 PROBE_TIMEOUT_SECONDS = 3600.0  # for all measurements together
 CODEC_COLUMNS = ("bucket", "encode", "decode", "gathered")
 STEP_COST_NAMES = ("forward", "backward", "optimizer")
+RATE_FRACTION_UNIT = "of it"  # in JSON: fraction of a link's rate
 
 
 @with_bundles
@@ -63,38 +64,39 @@ def probe(
     from thalweg.probing import ProbeResult, measure, refuse_other_transports
     from thalweg.report.probe_result import draw_cluster, outcome_text, tables
 
-    def work(rank: int, report: Report) -> Result:
-        found = measure(declared, timeout=timeout, progress=report)
-        return found.packed() if rank == 0 else {}
-
-    Duration.parse(timeout)
+    Duration.parse(timeout)  # raises for a malformed one before any worker starts
     refuse_other_transports(transport)
     declared = None if cluster is None else read_cluster(cluster)
+
+    def work(rank: int, report: Report) -> Result:
+        result = measure(declared, timeout=timeout, progress=report)
+        return result.packed() if rank == 0 else {}
+
     with place.site(under_launcher=True) as deployment, progress_bar("Probing") as bar:
         packed = run_everywhere(deployment, work, bar.show, timeout=PROBE_TIMEOUT_SECONDS)[0]
     if not packed:
         return  # rank 0 reports
-    found = ProbeResult.unpacked(packed)
+    probed = ProbeResult.unpacked(packed)
     picture = svg or out.with_suffix(".svg")
-    write_file(out, found.file())
-    write_file(picture, draw_cluster(found))
-    output.print(*tables(found))
-    output.print(outcome_text(found, out, picture), soft_wrap=True)
+    write_file(out, probed.file())
+    write_file(picture, draw_cluster(probed))
+    output.print(*tables(probed))
+    output.print(outcome_text(probed, out, picture), soft_wrap=True)
     settings = {
-        "workers": found.cluster.workers,
-        "transport": found.transport,
+        "workers": probed.cluster.workers,
+        "transport": probed.transport,
         **place.settings,
         "declared": None if cluster is None else str(cluster),
         "file": str(out),
         "picture": str(picture),
-        "confidence": {"racks": found.sureness, "reason": found.reason},
-        "outliers": list(found.outliers),
-        "contradictions": list(found.contradictions),
-        "notes": [*found.notes, *deployment.notes],
-        "probes": found.measurements,
-        "seconds": found.seconds,
+        "confidence": {"racks": probed.sureness, "reason": probed.reason},
+        "outliers": list(probed.outliers),
+        "contradictions": list(probed.contradictions),
+        "notes": [*probed.notes, *deployment.notes],
+        "probes": probed.measurements,
+        "seconds": probed.seconds,
     }
-    output.write_json("probe", settings, found.rows())
+    output.write_json("probe", settings, probed.rows())
 
 
 @with_bundles
@@ -126,69 +128,70 @@ def calibrate(
 
     job = find_job(workload)
     methods = all_methods() if compressor is None else [method_of(text) for text in compressor]
-    codecs = [Choice.of(each.compressor.name, each.arguments) for each in methods]
+    codecs = [Choice.of(method.compressor.name, method.arguments) for method in methods]
     declared = None if cluster is None else read_cluster(cluster)
     with place.site(under_launcher=True) as deployment, progress_bar("Calibrating") as bar:
-        found = calibrate_at(
+        calibration = calibrate_at(
             deployment,
             job,
             declared or deployment.cluster,
             codecs,
             lambda what, done, total: bar.show(done, total or done + 1, what),
         )
-    if found is None:
+    if calibration is None:
         return  # rank 0 reports
     file = out / "cluster.toml"
     files = {
-        file: format_cluster(found.cluster, [f"Calibrated in {found.seconds:.0f} s."]),
-        machine_path(file): format_machine(found.machine),
-        out / f"{found.workload.name}.toml": format_workload(found.workload),
+        file: format_cluster(calibration.cluster, [f"Calibrated in {calibration.seconds:.0f} s."]),
+        machine_path(file): format_machine(calibration.machine),
+        out / f"{calibration.workload.name}.toml": format_workload(calibration.workload),
     }
     for path, text in files.items():
         write_file(path, text)
-    output.print(*_tables(found))
+    output.print(*_tables(calibration))
     output.print(
-        f"Wrote {', '.join(str(path) for path in files)}, after {found.seconds:.0f} s.",
+        f"Wrote {', '.join(str(path) for path in files)}, after {calibration.seconds:.0f} s.",
         soft_wrap=True,
     )
     settings = {
         "workload": workload,
-        "workers": found.cluster.workers,
+        "workers": calibration.cluster.workers,
         **place.settings,
         "declared": None if cluster is None else str(cluster),
         "files": [str(path) for path in files],
-        "spread": found.spread,
-        "seconds": found.seconds,
+        "spread": calibration.spread,
+        "seconds": calibration.seconds,
         "notes": deployment.notes,
     }
-    output.write_json("calibrate", settings, _rows(found))
+    output.write_json("calibrate", settings, _rows(calibration))
 
 
-def _rows(found: JobCalibration) -> list[dict[str, Any]]:
-    """A row for each value; `spread` is its relative standard deviation, where there is one."""
+def _rows(calibration: JobCalibration) -> list[dict[str, Any]]:
+    """A row for each value, with its relative standard deviation as `spread`, where there is one.
+    The kind "road" stands for transport costs."""
     links = [
         _row("link", str(link), FittedValue(rate.bits_per_second), "bit/s")
-        for link, rate in found.cluster.rates().items()
+        for link, rate in calibration.cluster.rates().items()
     ]
     codecs = [
         _row("codec", f"{name}: {what}", getattr(cost, what), "s")
-        for name, cost in found.machine.codecs.items()
+        for name, cost in calibration.machine.codecs.items()
         for what in CODEC_COLUMNS
     ]
     costs = [
-        _row("cost", what, FittedValue(getattr(found.workload.costs, what).seconds), "s")
+        _row("cost", what, FittedValue(getattr(calibration.workload.costs, what).seconds), "s")
         for what in STEP_COST_NAMES
     ]
-    return [*links, *_transport_rows(found.machine).values(), *codecs, *costs]
+    return [*links, *_transport_rows(calibration.machine).values(), *codecs, *costs]
 
 
-def _tables(found: JobCalibration) -> Iterator[Table]:
-    cluster, machine = found.cluster, found.machine
+def _tables(calibration: JobCalibration) -> Iterator[Table]:
+    cluster, machine = calibration.cluster, calibration.machine
     links = Table("link", "out", "in", "straggler delay")
     for host in cluster.hosts:
-        delay = host.late
-        often = f"{delay.probability:.0%}, by {delay.delay}" if delay.probability else "none"
-        links.add_row(host.name, str(host.nic.out), str(host.nic.into), often)
+        late = host.late
+        delay = f"{late.probability:.0%}, by {late.delay}" if late.probability else "none"
+        links.add_row(host.name, str(host.nic.out), str(host.nic.into), delay)
     for rack in cluster.racks:
         if rack.uplink is not None:
             links.add_row(f"{rack.name}'s uplink", str(rack.uplink.out), str(rack.uplink.into), "")
@@ -196,33 +199,35 @@ def _tables(found: JobCalibration) -> Iterator[Table]:
     costs = Table("cost", "value", "relative std. dev.")
     for name, row in _transport_rows(machine).items():
         value, unit = row["value"], row["unit"]
-        text = f"{value:.1%}" if unit == "of it" else about(value, unit)
+        text = f"{value:.1%}" if unit == RATE_FRACTION_UNIT else about(value, unit)
         costs.add_row(name, text, f"{row['spread']:.0%}")
-    for what in STEP_COST_NAMES:
-        costs.add_row(f"{what} time", str(getattr(found.workload.costs, what)), "")
+    for part in STEP_COST_NAMES:
+        costs.add_row(f"{part} time", str(getattr(calibration.workload.costs, part)), "")
     yield costs
     if machine.codecs:
-        each, *per_element = CODEC_COLUMNS
-        codecs = Table("compressor", each, *(f"{name} per element" for name in per_element))
+        per_bucket, *per_element = CODEC_COLUMNS
+        codecs = Table("compressor", per_bucket, *(f"{name} per element" for name in per_element))
         for name, cost in machine.codecs.items():
-            codecs.add_row(name, *(about(getattr(cost, each).value, "s") for each in CODEC_COLUMNS))
+            codecs.add_row(name, *(about(getattr(cost, key).value, "s") for key in CODEC_COLUMNS))
         yield codecs
 
 
 def _transport_rows(machine: Machine) -> dict[str, dict[str, Any]]:
-    """The row of each cost of messages, by its name in the table."""
-    found = {}
-    for text, name, costs in (
+    """The JSON row of each transport cost, by the name of the cost in the table."""
+    rows = {}
+    for transport, name, costs in (
         ("Thalweg transport", "ours", machine.ours),
         ("backend", "the backend", machine.native),
     ):
-        found[f"{text}: per message"] = _row("road", f"{name}: a message", costs.message, "s")
-        found[f"{text}: per byte"] = _row("road", f"{name}: a byte", costs.byte, "s")
-        for flows, share in costs.crowding:
-            shared = f"{counted(flows, 'flow')} on a link"
-            found[f"{text}: {shared}"] = _row("road", f"{name}: {shared}", share, "of it")
+        rows[f"{transport}: per message"] = _row("road", f"{name}: a message", costs.message, "s")
+        rows[f"{transport}: per byte"] = _row("road", f"{name}: a byte", costs.byte, "s")
+        for flows, fraction in costs.crowding:
+            case = f"{counted(flows, 'flow')} on a link"
+            rows[f"{transport}: {case}"] = _row(
+                "road", f"{name}: {case}", fraction, RATE_FRACTION_UNIT
+            )
     burst = _row("road", "a link, at once after a rest", FittedValue(machine.burst), "B")
-    return {**found, "link burst size": burst}
+    return {**rows, "link burst size": burst}
 
 
 def _row(kind: str, name: str, figure: FittedValue, unit: str) -> dict[str, Any]:

@@ -56,14 +56,14 @@ def with_bundles(command: Callable[..., T]) -> Callable[..., T]:
         bundles[name] = kind
         within = get_type_hints(kind, include_extras=True)
         shown += [
-            each.replace(annotation=within[each.name])
-            for each in signature(bundles[name]).parameters.values()
+            parameter.replace(annotation=within[parameter.name])
+            for parameter in signature(bundles[name]).parameters.values()
         ]
 
     @wraps(command)
     def run(**given: Any) -> T:
         for name, kind in bundles.items():
-            given[name] = kind(**{each.name: given.pop(each.name) for each in fields(kind)})
+            given[name] = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
         return command(**given)
 
     vars(run)["__signature__"] = Signature(shown)
@@ -110,7 +110,7 @@ class LinkOptions:
 
     @property
     def describes_links(self) -> bool:
-        return any(getattr(self, each.name) is not None for each in fields(LinkOptions))
+        return any(getattr(self, option.name) is not None for option in fields(LinkOptions))
 
     def cluster_of(self, layout: str) -> Cluster:
         """The cluster of a layout like 2x4, or of a file, which has its own links."""

@@ -28,12 +28,12 @@ from thalweg.report.tables import table_of
 
 PROMISES = [promise.value for promise in Promise]
 RANKING_COLUMNS: dict[str, Callable[[RankedPlan], str]] = {
-    "plan": lambda one: str(one.plan),
-    ">step time": lambda one: about(one.estimate.seconds, "s"),
-    "80 % interval": lambda one: (
-        f"{about(one.estimate.low, 's')} - {about(one.estimate.high, 's')}"
+    "plan": lambda ranked: str(ranked.plan),
+    ">step time": lambda ranked: about(ranked.estimate.seconds, "s"),
+    "80 % interval": lambda ranked: (
+        f"{about(ranked.estimate.low, 's')} - {about(ranked.estimate.high, 's')}"
     ),
-    ">speed-up\nvs DDP": lambda one: f"{one.vs_ddp:.2f}",
+    ">speed-up\nvs DDP": lambda ranked: f"{ranked.vs_ddp:.2f}",
 }
 MAX_PRINTED_LINKS = 6
 BAR_WIDTH_CHARACTERS = 60
@@ -103,8 +103,8 @@ def advise(
     output.print(*filter(None, (advice.verdict, advice.hint(), _not_counted(advice))))
     columns = {
         **RANKING_COLUMNS,
-        "promise": lambda one: one.promise.value,
-        "why": lambda one: one.why,
+        "promise": lambda ranked: ranked.promise.value,
+        "why": lambda ranked: ranked.why,
     }
     output.print(table_of(advice.ranking[:top], columns, title=situation.title))
     _print_rest(output, advice, top, why_not)
@@ -221,19 +221,19 @@ def simulate(
     rows = []
     for plan in plans:
         with working(f"Simulating {plan}"):
-            found = plan_detail(
+            detail = plan_detail(
                 PredictionInput(plan, situation.cluster, situation.workload, situation.machine)
             )
-        _print_detail(output, found)
-        rows.append(_detail_row(found))
+        _print_detail(output, detail)
+        rows.append(_detail_row(detail))
     assumed = list(dict.fromkeys((*situation.cluster.assumed, *situation.machine.assumed)))
     if assumed:
         output.print("\nAssumed: " + "; ".join(assumed) + ".")
     output.write_json("simulate", {**situation.settings, "assumed": assumed}, rows)
 
 
-def _detail_row(found: PlanDetail) -> dict[str, Any]:
-    estimate, alone = found.estimate, found.alone
+def _detail_row(detail: PlanDetail) -> dict[str, Any]:
+    estimate, alone = detail.estimate, detail.alone
     return {
         "sync": estimate.sync,
         "workers": estimate.workers,
@@ -242,14 +242,15 @@ def _detail_row(found: PlanDetail) -> dict[str, Any]:
         "high": estimate.high,
         "form": estimate.form,
         **asdict(estimate.parts),
-        "closed_form": None if found.form is None else found.form.seconds,
-        "slowest_rank": found.rank if found.passages else None,
+        "closed_form": None if detail.form is None else detail.form.seconds,
+        "slowest_rank": detail.rank if detail.passages else None,
         "buckets": [
-            {"ready": one.handed_in, "start": one.began, "end": one.ended} for one in found.passages
+            {"ready": passage.handed_in, "start": passage.began, "end": passage.ended}
+            for passage in detail.passages
         ],
         "links": [
             {"link": str(busy.link), "bytes": busy.nbytes, "utilisation": busy.share}
-            for busy in found.links
+            for busy in detail.links
         ],
         "exchange": None
         if alone is None
@@ -262,30 +263,30 @@ def _detail_row(found: PlanDetail) -> dict[str, Any]:
     }
 
 
-def _print_detail(output: Output, found: PlanDetail) -> None:
-    estimate = found.estimate
+def _print_detail(output: Output, detail: PlanDetail) -> None:
+    estimate = detail.estimate
     output.print(
         f"\n{estimate.sync}: {about(estimate.seconds, 's')} per step "
         f"({about(estimate.low, 's')} to {about(estimate.high, 's')}), "
         f"{'simulated' if estimate.form == 'replay' else f'by {estimate.form}'}",
         bar_of(estimate),
     )
-    if found.form is not None and found.form.form != estimate.form:
-        ratio = found.form.seconds / estimate.seconds if estimate.seconds else 1.0
+    if detail.form is not None and detail.form.form != estimate.form:
+        ratio = detail.form.seconds / estimate.seconds if estimate.seconds else 1.0
         output.print(
-            f"closed form: {about(found.form.seconds, 's')}, {ratio:.2f} times the simulation"
+            f"closed form: {about(detail.form.seconds, 's')}, {ratio:.2f} times the simulation"
         )
-    if found.alone is not None:
-        alone = found.alone
+    if detail.alone is not None:
+        alone = detail.alone
         form = "" if alone.form is None else f"; closed form {about(alone.form, 's')}"
         output.print(
             f"{alone.what} of {about(alone.nbytes, 'B')} alone: {about(alone.seconds, 's')}{form}"
         )
-    if found.passages:
-        table = table_of(enumerate(found.passages), BUCKET_COLUMNS)
-        output.print(f"buckets on rank {found.rank}, the slowest, in its last step:", table)
-    if found.links:
-        table = table_of(found.links[:MAX_PRINTED_LINKS], LINK_COLUMNS)
+    if detail.passages:
+        table = table_of(enumerate(detail.passages), BUCKET_COLUMNS)
+        output.print(f"buckets on rank {detail.rank}, the slowest, in its last step:", table)
+    if detail.links:
+        table = table_of(detail.links[:MAX_PRINTED_LINKS], LINK_COLUMNS)
         output.print("busiest links:", table)
 
 

@@ -59,26 +59,28 @@ def report(
     if not run.steps:
         raise UsageError(f"the records in {records} have no step", "train for longer")
     with working("Analysing"):
-        found = run_report(run, first=first, last=last, cluster=where)
-    if not found.timeline.steps:
+        overview = run_report(run, first=first, last=last, cluster=where)
+    if not overview.timeline.steps:
         raise UsageError(
             f"no step from {steps} is on record",
             f"give steps between {run.steps[0]} and {run.steps[-1]}",
         )
-    _print(output, found)
+    _print(output, overview)
     if trace is not None:
         from thalweg.report.trace import trace as traced
 
         with working("Writing the trace"):
-            write_trace(trace, traced(found))
+            write_trace(trace, traced(overview))
         output.print(f"Trace: {trace} (open it in ui.perfetto.dev)")
     if tensorboard is not None:
         with working("Writing scalars"):
-            write_scalars(tensorboard, found.timeline)
+            write_scalars(tensorboard, overview.timeline)
         output.print(f"Scalars: tensorboard --logdir {tensorboard}")
     if page is not None:
-        output.write("Page", page, run_page(found))
-    output.write_json("report", _settings(records, found), [a.entries() for a in found.accounts])
+        output.write("Page", page, run_page(overview))
+    output.write_json(
+        "report", _settings(records, overview), [a.entries() for a in overview.accounts]
+    )
 
 
 def _range(text: str | None) -> tuple[int | None, int | None]:
@@ -91,34 +93,34 @@ def _range(text: str | None) -> tuple[int | None, int | None]:
     return first, last
 
 
-def _settings(records: Path, found: RunReport) -> dict[str, Any]:
-    steps = found.timeline.steps
+def _settings(records: Path, overview: RunReport) -> dict[str, Any]:
+    steps = overview.timeline.steps
     return {
         "records": str(records),
         "steps": [steps[0], steps[-1]],
-        "seconds_per_step": found.seconds,
-        "late": [asdict(each) for each in found.stragglers],
-        "notes": [asdict(event) for event in found.notes],
+        "seconds_per_step": overview.seconds,
+        "late": [asdict(straggler) for straggler in overview.stragglers],
+        "notes": [asdict(event) for event in overview.notes],
         "clocks": [
             {"rank": lane.rank, "aligned_by": lane.aligned.value, "error": lane.error}
-            for lane in found.timeline.rank_timelines.values()
+            for lane in overview.timeline.rank_timelines.values()
         ],
-        "remarks": list(found.timeline.remarks),
-        "assumed": list(found.cluster.assumed),
+        "remarks": list(overview.timeline.remarks),
+        "assumed": list(overview.cluster.assumed),
     }
 
 
-def _print(output: Output, found: RunReport) -> None:
-    steps = found.timeline.steps
+def _print(output: Output, overview: RunReport) -> None:
+    steps = overview.timeline.steps
     output.print(
-        f"steps {steps[0]} to {steps[-1]} of {len(found.accounts)} ranks: "
-        f"{about(found.seconds, 's')} per step",
-        table_of(found.accounts, RANK_COLUMNS),
+        f"steps {steps[0]} to {steps[-1]} of {len(overview.accounts)} ranks: "
+        f"{about(overview.seconds, 's')} per step",
+        table_of(overview.accounts, RANK_COLUMNS),
     )
     errors = [
-        lane.error for lane in found.timeline.rank_timelines.values() if lane.error is not None
+        lane.error for lane in overview.timeline.rank_timelines.values() if lane.error is not None
     ]
-    lines = [f"straggler: {each}" for each in found.stragglers] or ["no stragglers"]
-    lines += map(str, found.notes)
+    lines = [f"straggler: {straggler}" for straggler in overview.stragglers] or ["no stragglers"]
+    lines += map(str, overview.notes)
     lines += [f"clock error at most {about(max(errors), 's')}"] if errors else []
-    output.print(*lines, *found.timeline.remarks, soft_wrap=True)
+    output.print(*lines, *overview.timeline.remarks, soft_wrap=True)

@@ -43,10 +43,10 @@ SIGN_EXCHANGE_NOTES = {
     "all signs. `thalweg advise` also counts the extra steps",
 }
 STRAGGLER_NOTES = (
-    "links: bytes of the busiest NIC in an iteration, over its rate; at small messages a token "
+    "link time: bytes of the busiest NIC in an iteration, over its rate; at small messages a token "
     "bucket's burst hides part of it, and gc doesn't wait for models to reach the last workers",
-    "beyond: iterations with more stragglers than the scheme tolerates; waits: what these add to "
-    "the mean at least",
+    "beyond: number of iterations with more stragglers than the scheme tolerates; added wait: the "
+    "least time that these add to the mean",
 )
 
 
@@ -78,9 +78,9 @@ def compression(
     rates = [Rate.parse(text).bits_per_second / 1e9 for text in bandwidth or ()] or list(
         STUDY_RATES_GBPS
     )
-    found = run_compression_study(chosen, sorted(set(rates)))
-    output.print(_wins_table(found), *_lines(found))
-    output.write_json("study compression", _settings(found), found.cases)
+    study = run_compression_study(chosen, sorted(set(rates)))
+    output.print(_wins_table(study), *_lines(study))
+    output.write_json("study compression", _settings(study), study.cases)
 
 
 def _constants(source: str, machine: Path | None) -> Constants:
@@ -98,19 +98,19 @@ def _constants(source: str, machine: Path | None) -> Constants:
     return constants_of(measured, str(machine))
 
 
-def _settings(found: CompressionStudy) -> dict[str, Any]:
+def _settings(study: CompressionStudy) -> dict[str, Any]:
     return {
-        "constants": found.constants.name,
-        "assumed": list(found.constants.machine.assumed),
-        "wins": _count(found.cases),
-        "data_centre": _count(found.in_data_centres),
-        "by_method": {name: _count(rows) for name, rows in _by(found.cases, "method").items()},
+        "constants": study.constants.name,
+        "assumed": list(study.constants.machine.assumed),
+        "wins": _count(study.cases),
+        "data_centre": _count(study.in_data_centres),
+        "by_method": {name: _count(rows) for name, rows in _by(study.cases, "method").items()},
         "by_gbps": [
-            {"gbps": rate, **_count(rows)} for rate, rows in _by(found.cases, "gbps").items()
+            {"gbps": rate, **_count(rows)} for rate, rows in _by(study.cases, "gbps").items()
         ],
-        "break_even": found.break_evens,
+        "break_even": study.break_evens,
         "sufficient_ratio": [
-            {**row, "ratio": row["ratio"] if row["ratio"] < inf else None} for row in found.ratios
+            {**row, "ratio": row["ratio"] if row["ratio"] < inf else None} for row in study.ratios
         ],
     }
 
@@ -128,19 +128,19 @@ def _count(cases: Sequence[Row]) -> dict[str, int]:
     return dict(zip(("wins", "of"), wins(cases), strict=True))
 
 
-def _wins_table(found: CompressionStudy) -> Table:
+def _wins_table(study: CompressionStudy) -> Table:
     """A row for each method: wins at each rate, and the rate below which it pays for each model."""
-    headings = [*(f"{rate:g}" for rate in _values(found.cases, "gbps"))]
-    each_cell = len(found.cases) // (len(headings) * len(found.constants.methods))
-    headings += _values(found.break_evens, "model")
+    headings = [*(f"{rate:g}" for rate in _values(study.cases, "gbps"))]
+    each_cell = len(study.cases) // (len(headings) * len(study.constants.methods))
+    headings += _values(study.break_evens, "model")
     table = blank_table(
         "method",
         *(f">{heading}" for heading in headings),
         title=f"Steps that are shorter than DDP's, of {each_cell} at each rate in Gbit/s "
-        f"(constants of {found.constants.whose}), and the rate below which that is so",
+        f"(constants of {study.constants.whose}), and the rate below which that is so",
     )
-    below = _by(found.break_evens, "method")
-    for method, cases in _by(found.cases, "method").items():
+    below = _by(study.break_evens, "method")
+    for method, cases in _by(study.cases, "method").items():
         counts = [str(wins(rows)[0]) for rows in _by(cases, "gbps").values()]
         table.add_row(method, *counts, *map(_speed, below[method]))
     return table
@@ -150,25 +150,25 @@ def _speed(row: Row) -> str:
     return f"{row['pays_below_gbps']:.3g}" if row["pays"] == "below" else str(row["pays"])
 
 
-def _lines(found: CompressionStudy) -> list[str]:
-    won, of = wins(found.cases)
+def _lines(study: CompressionStudy) -> list[str]:
+    won, of = wins(study.cases)
     lines = [f"Compression wins in {won} of {of} configurations"]
-    if found.in_data_centres:
-        won, of = wins(found.in_data_centres)
+    if study.in_data_centres:
+        won, of = wins(study.in_data_centres)
         lines[0] += f", and in {won} of {of} on links of {DATA_CENTRE_GBPS:g} Gbit/s and more"
         lines[0] += "; the paper reports 6 of more than 200 in data centres"
-    ratios = ", ".join("{model} ({batch}) {ratio:.2g}x".format(**row) for row in found.ratios)
+    ratios = ", ".join("{model} ({batch}) {ratio:.2g}x".format(**row) for row in study.ratios)
     lines += [
         f"At {DATA_CENTRE_GBPS:g} Gbit/s it would suffice, at no cost, to be smaller by: {ratios}",
         f"Rates below which it pays are for {STUDY_WORKER_COUNT} workers and each model's largest "
         "batch; times are of backward and what follows",
-        SIGN_EXCHANGE_NOTES[found.constants.two_shot],
+        SIGN_EXCHANGE_NOTES[study.constants.two_shot],
     ]
-    if found.constants.machine.assumed:
+    if study.constants.machine.assumed:
         lines.append(
             "Codec times are assumed, not measured here; JSON settings.assumed has the source"
         )
-        if found.constants.two_shot:
+        if study.constants.two_shot:
             lines[-1] += ". --machine FILE takes yours"
     return lines
 
@@ -221,7 +221,7 @@ def bench_stragglers(
         raise UsageError(
             f"{size} bytes aren't a whole number of float32", "give a multiple of 4 bytes"
         )
-    asked = StragglerTrial(
+    trial = StragglerTrial(
         scheme="cr",
         tree=RegularTree.parse(tree, stragglers),
         elements=size // 4,
@@ -236,32 +236,32 @@ def bench_stragglers(
     from thalweg.bench.run_everywhere import Deployment  # torch takes a second: not before mistakes
     from thalweg.studies.stragglers.tables import run_straggler_study
 
-    with lab_of(asked.tree.cluster(rate)) as lab, progress_bar("Measuring") as bar:
-        found = run_straggler_study(asked, chosen, Deployment.of_lab(lab), rate, bar.show)
-    wrong = [row for rows in found.values() for row in rows if not row["exact"]]
+    with lab_of(trial.tree.cluster(rate)) as lab, progress_bar("Measuring") as bar:
+        results = run_straggler_study(trial, chosen, Deployment.of_lab(lab), rate, bar.show)
+    wrong = [row for rows in results.values() for row in rows if not row["exact"]]
     errors = dict.fromkeys(f"{row['scheme']}: {row['error']}" for row in wrong if row["error"])
     notes = [*errors, *STRAGGLER_NOTES, *lab.notes]
-    where = f"{asked.workers} workers in a tree of {asked.tree.text} and a root, NICs {rate}"
+    where = f"{trial.workers} workers in a tree of {trial.tree.text} and a root, NICs {rate}"
     output.print(where, style="italic")
-    output.print(*(table_of(name, rows) for name, rows in found.items()), *notes)
+    output.print(*(table_of(name, rows) for name, rows in results.items()), *notes)
     settings = {
-        "tree": asked.tree.text,
-        "workers": asked.workers,
+        "tree": trial.tree.text,
+        "workers": trial.workers,
         "stragglers": stragglers,
         "bytes": size,
         "nic": str(rate),
         "late": late,
-        "delay": asked.delay,
-        "compute": asked.compute,
+        "delay": trial.delay,
+        "compute": trial.compute,
         "iterations": iterations,
-        "budget": asked.budget,
+        "budget": trial.budget,
         "seed": seed,
         "notes": notes,
-        "tables": {name: rows for name, rows in found.items() if name != "held"},
+        "tables": {name: rows for name, rows in results.items() if name != "held"},
     }
-    output.write_json("bench stragglers", settings, found.get("held", []))
-    picture = plot or Path("thalweg-bench") / f"stragglers-{asked.tree.text}.svg"
-    output.write("Picture", picture, draw_stragglers(where, found))
+    output.write_json("bench stragglers", settings, results.get("held", []))
+    picture = plot or Path("thalweg-bench") / f"stragglers-{trial.tree.text}.svg"
+    output.write("Picture", picture, draw_stragglers(where, results))
     if wrong:
         schemes = listed(dict.fromkeys(row["scheme"] for row in wrong))
         raise RunError(f"{schemes} failed, or gave a gradient that isn't exact", "see its rows")

@@ -180,18 +180,18 @@ def refuse_inaccurate(allocation: Allocation, name: str) -> None:
 
 def _capacities(tree: CodedTree) -> dict[int, Fraction]:
     """The part that each worker's subtree carries at one unit per worker."""
-    found: dict[int, Fraction] = {}
+    capacities: dict[int, Fraction] = {}
     for node in reversed(list(tree.top_down())):
-        below = [found[child] for child in tree.children[node]]
-        found[node] = Fraction(1)
+        below = [capacities[child] for child in tree.children[node]]
+        capacities[node] = Fraction(1)
         if below:  # the largest pool of which no child gets more than its capacity
             code = tree.codes[node]
             sizes = np.array(_block_sizes(code, below))
-            found[node] += min(
+            capacities[node] += min(
                 capacity / sum(sizes[np.flatnonzero(code.row(member))])
                 for member, capacity in enumerate(below)
             )
-    return found
+    return capacities
 
 
 def _block_sizes(code: Code, capacities: Sequence[Fraction]) -> list[Fraction]:
@@ -204,7 +204,7 @@ def _block_sizes(code: Code, capacities: Sequence[Fraction]) -> list[Fraction]:
         min(c for c, weight in zip(capacities, rows[:, block], strict=True) if weight)
         for block in range(number)
     ]
-    return [one / sum(carried, start=Fraction(0)) for one in carried]
+    return [capacity / sum(carried, start=Fraction(0)) for capacity in carried]
 
 
 def _cut(pool: Iterable[Stretch], sizes: Sequence[Fraction]) -> list[list[Stretch]]:

@@ -1,8 +1,12 @@
-"""Codes with real weights: decoding, and the amplification of rounding errors.
+"""Gradient codes whose weights are real numbers; and, for any gradient code, the trees of children
+and the amplification of rounding errors.
 
-Any n-s rows of such a code span the same n-s dimensions, the vector of ones among them. One
-solution a0 of a B = 1 and a basis V of the s dimensions of a B = 0 are found once; for stragglers T
-an s x s system gives the solution that is zero on T: V_T c = -a0_T, a = a0 + V c.
+Row i of the n x k matrix B has the weights of the k blocks of data in the answer of child i. B has
+rank n-s, and any n-s of its rows span the same space, which contains the vector of ones; so the
+answers of all but s stragglers decode to the plain sum: their weights a satisfy a B = 1. One
+solution a0 of this, and a basis V (n x s) of the solutions of a B = 0, are computed once. For the
+set T of stragglers, the s x s system V_T c = -a0_T gives the solution a = a0 + V c, which is zero
+on T; the index T selects the rows of T.
 """
 
 from __future__ import annotations
@@ -26,17 +30,17 @@ DECODE_CACHE_ENTRIES = 4096  # decoding vectors
 
 
 class LinearCode:
-    """A code whose row i of `matrix` has the weights of the blocks in the answer of child i."""
+    """A code with the matrix B, for `members` children (n) and `stragglers` (s)."""
 
-    teams: tuple[int, ...] = ()
+    teams: tuple[int, ...] = ()  # none: every child sends another block
 
     def __init__(self, members: int, stragglers: int, matrix: Matrix) -> None:
         self.members = members
         self.stragglers = stragglers
         self.matrix = matrix
-        self._one = np.linalg.lstsq(matrix.T, np.ones(matrix.shape[1]), rcond=None)[0]
+        self._sum_weights = np.linalg.lstsq(matrix.T, np.ones(matrix.shape[1]), rcond=None)[0]  # a0
         left, _, _ = np.linalg.svd(matrix)
-        self._null = left[:, members - stragglers :]
+        self._null_basis = left[:, members - stragglers :]  # V
         self._solution = lru_cache(DECODE_CACHE_ENTRIES)(self._solve)
 
     def __repr__(self) -> str:
@@ -47,16 +51,17 @@ class LinearCode:
         return row
 
     def decode(self, arrived: frozenset[int]) -> Mapping[int, float] | None:
-        """The weights of least norm, for all children whose answers have arrived."""
+        """The weights of the answers that have arrived; None if they are fewer than n-s. With more
+        than n-s, c is the least-squares solution of least norm."""
         if len(arrived) < self.members - self.stragglers:
             return None
         return self._solution(arrived)
 
     def _solve(self, arrived: frozenset[int]) -> Mapping[int, float]:
-        weights, late = self._one, sorted(set(range(self.members)) - arrived)
+        weights, late = self._sum_weights, sorted(set(range(self.members)) - arrived)
         if self.stragglers and late:
-            missing = np.linalg.lstsq(self._null[late], -self._one[late], rcond=None)[0]
-            weights = self._one + self._null @ missing
+            coefficients = np.linalg.lstsq(self._null_basis[late], -weights[late], rcond=None)[0]
+            weights = weights + self._null_basis @ coefficients
         return {member: float(weights[member]) for member in sorted(arrived)}
 
 
@@ -87,11 +92,11 @@ def amplification(code: Code) -> float:
 
 
 def straggler_sets(code: Code, most: int = MAX_STRAGGLER_SETS) -> list[frozenset[int]]:
-    """The sets of as many stragglers as the code allows: all, or a sample that is the same each
-    time and contains neighbours and spread ones."""
+    """The sets of as many stragglers as the code tolerates: all of them if there are at most
+    `most`, else a fixed sample with sets of successive children and random ones."""
     members, late = range(code.members), code.stragglers
     if comb(code.members, late) <= most:
-        return [frozenset(some) for some in combinations(members, late)]
+        return [*map(frozenset, combinations(members, late))]
     draw = Random(0)
     runs = [frozenset((first + i) % code.members for i in range(late)) for first in members]
     return runs + [frozenset(draw.sample(members, late)) for _ in range(most - len(runs))]

@@ -109,26 +109,26 @@ def chance_of_waiting(tree: CodedTree, late: Mapping[int, float]) -> float:
 def _cheapest(tree: CodedTree, lost: Callable[[int, Ranks], Ranks]) -> Ranks:
     """The fewest stragglers that keep the root from decoding; `lost` names those that make a node
     fail by itself, none if it can't."""
-    found: dict[int, Ranks] = {}
+    cheapest: dict[int, Ranks] = {}
     for node in reversed(list(tree.top_down())):
         by_quota = [
-            _together(sorted((found[m] for m in quota.members), key=len)[: quota.spare + 1])
+            _together(sorted((cheapest[m] for m in quota.members), key=len)[: quota.spare + 1])
             for quota in quotas(tree, node)
         ]
         itself = lost(node, tree.children[node])
-        found[node] = min([itself] if itself else by_quota, key=len)
-    return found[TREE_ROOT]
+        cheapest[node] = min([itself] if itself else by_quota, key=len)
+    return cheapest[TREE_ROOT]
 
 
 def _enough(tree: CodedTree) -> Ranks:
-    found: dict[int, Ranks] = {}
+    sufficient: dict[int, Ranks] = {}
     for node in reversed(list(tree.top_down())):
         needed: list[Ranks] = [() if node == TREE_ROOT else (node,)]
         for quota in quotas(tree, node):
-            by_cost = sorted((found[member] for member in quota.members), key=len)
+            by_cost = sorted((sufficient[member] for member in quota.members), key=len)
             needed += by_cost[: len(by_cost) - quota.spare]
-        found[node] = _together(needed)
-    return found[TREE_ROOT]
+        sufficient[node] = _together(needed)
+    return sufficient[TREE_ROOT]
 
 
 def _together(parts: list[Ranks]) -> Ranks:

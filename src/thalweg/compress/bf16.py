@@ -1,6 +1,7 @@
-"""bfloat16: 2 bytes an element, 8 bits of it, float32's range, so it never overflows.
+"""bfloat16: 2 bytes per element, with a significand of 8 bits and float32's range.
 
-Gradients are rounded to nearest: the error of an element is at most 2^-8 of it.
+Values are rounded to the nearest, so the relative error of an element is at most 2^-8. Only values
+near float32's maximum overflow.
 """
 
 from __future__ import annotations

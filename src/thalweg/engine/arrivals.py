@@ -122,9 +122,9 @@ class StepDeadlines:
     def seen(self, step: int, now: float, peer: int | None = None) -> None:
         """Record a message of this step, or this rank's own contribution."""
         if step >= self._first_watched:
-            found = self._steps.setdefault(step, _StepArrivals(now))
+            arrivals = self._steps.setdefault(step, _StepArrivals(now))
             if peer is not None:
-                found.peers.setdefault(peer, now)
+                arrivals.peers.setdefault(peer, now)
 
     def ready(self, step: int, bucket: int, now: float) -> None:
         """Record that this rank's bucket is ready."""
@@ -134,15 +134,15 @@ class StepDeadlines:
 
     def first_seen(self, step: int) -> float | None:
         """The time of this step's first message; None before that, and after the step's end."""
-        found = self._steps.get(step)
-        return None if found is None or found.ended is not None else found.began
+        arrivals = self._steps.get(step)
+        return None if arrivals is None or arrivals.ended is not None else arrivals.began
 
     def finish_step(self, step: int, now: float, *, usual: bool = True) -> None:
         """Mark this step and all earlier ones as finished. The duration of a step that a deadline
         ended (not `usual`) doesn't count: deadlines would grow by themselves."""
-        found = self._steps.get(step)
-        if found is not None and usual:
-            self._step_seconds.append(now - found.began)
+        arrivals = self._steps.get(step)
+        if arrivals is not None and usual:
+            self._step_seconds.append(now - arrivals.began)
         for number, entry in self._steps.items():
             if number <= step and entry.ended is None:
                 entry.ended = now

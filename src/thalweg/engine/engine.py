@@ -148,7 +148,7 @@ class Engine:
         return True
 
     def run(self, work: Sequence[Task | Chain]) -> None:
-        self.wait([self.submit(each) for each in work])
+        self.wait([self.submit(task) for task in work])
 
     def enter_epoch(self, membership_epoch: MembershipEpoch, abort_flag: AbortFlag) -> None:
         """Continue with these members after an interruption. No chain may be in flight."""

@@ -94,7 +94,7 @@ def pieces_of(
     schedules: Sequence[Schedule], element_types: Sequence[ElementType], rank: int
 ) -> tuple[Piece, ...]:
     """The pieces of one step's rounds, with the moves of this rank."""
-    found = []
+    pieces = []
     for number, (schedule, kind) in enumerate(zip(schedules, element_types, strict=True)):
         moves: dict[int, list[Move]] = {}
         for move in schedule.moves(rank):
@@ -102,7 +102,7 @@ def pieces_of(
             moves.setdefault(move.start, []).append(move)
         for chunk, own in sorted(moves.items()):
             gathers = [i for i, move in enumerate(own) if not move.kind.sends]
-            found.append(
+            pieces.append(
                 Piece(
                     round=number,
                     start=schedule.offsets[chunk],
@@ -112,7 +112,7 @@ def pieces_of(
                     element_type=kind,
                 )
             )
-    return tuple(found)
+    return tuple(pieces)
 
 
 class Node:
@@ -314,8 +314,8 @@ class Node:
         opened = self._open[state.step]
         opened.left -= 1
         if not opened.left:
-            covers = [each.covered for each in opened.pieces if each.covered]
-            arrays = tuple(each.result for each in opened.pieces if each.result is not None)
+            covers = [piece.covered for piece in opened.pieces if piece.covered]
+            arrays = tuple(piece.result for piece in opened.pieces if piece.result is not None)
             self.finished[state.step] = Results(arrays, min(covers, default=0))
             while len(self.finished) > self.kept:
                 del self.finished[min(self.finished)]
@@ -366,7 +366,7 @@ class Node:
     ) -> list[tuple[Array, int]]:
         """The sum that covers the most cells, for each replicated part."""
         code = quorum.code
-        found: dict[int, tuple[Array, int]] = {}
+        best: dict[int, tuple[Array, int]] = {}
         for member, peer in enumerate(quorum.peers):
             team = int(np.argmax(code.row(member)))
             if peer == self.rank:
@@ -375,19 +375,19 @@ class Node:
                 candidate = state.answers[peer], self._cells_below[peer]
             else:
                 candidate = state.partial.get(peer)
-            if candidate is not None and candidate[1] > found.get(team, (None, 0))[1]:
-                found[team] = candidate
-        return [found[team] for team in sorted(found)]
+            if candidate is not None and candidate[1] > best.get(team, (None, 0))[1]:
+                best[team] = candidate
+        return [best[team] for team in sorted(best)]
 
     def fitting(self, message: BestEffortMessage) -> Array:
         """The message's array in the piece's element type; TransportError if its size differs."""
         array, pieces = message.array, self.pieces[message.piece : message.piece + 1]
         expected = sum(piece.nbytes for piece in pieces)
         if array is None or not pieces or array.nbytes != expected:
-            got = 0 if array is None else array.nbytes
+            nbytes = 0 if array is None else array.nbytes
             raise TransportError(
                 f"rank {self.rank} expected {expected} bytes from rank {message.peer} at step "
-                f"{message.step}, piece {message.piece}, and got {got}",
+                f"{message.step}, piece {message.piece}, and got {nbytes}",
                 "give all ranks the same model and plan",
             )
         dtype = pieces[0].element_type.dtype
@@ -414,12 +414,12 @@ def _summed(piece: Piece, parts: Sequence[tuple[Array, int]]) -> tuple[Array, in
 def _cells_below(allocation: Allocation) -> dict[int, int]:
     """The number of cells in each worker's complete answer, including its own cell."""
     tree = allocation.tree
-    found: dict[int, int] = {}
+    counts: dict[int, int] = {}
     for node in reversed(list(tree.top_down())):
         code = tree.codes.get(node)
         firsts: dict[int, int] = {}
         if code is not None and code.teams:
             for member, child in enumerate(tree.children[node]):
                 firsts.setdefault(int(np.argmax(code.row(member))), child)
-        found[node] = (node != TREE_ROOT) + sum(found[child] for child in firsts.values())
-    return found
+        counts[node] = (node != TREE_ROOT) + sum(counts[child] for child in firsts.values())
+    return counts

@@ -460,18 +460,18 @@ def sources(allocation: Allocation, rank: int) -> list[int]:
     """The ranks that results may come from: the parent, its siblings, and so on up to the root.
     Children of one parent begin with different siblings of it, which spreads the load."""
     tree, parents = allocation.tree, allocation.tree.parents
-    found: list[int] = []
+    ranks: list[int] = []
     node = rank
     while rank != allocation.host and node != TREE_ROOT:
         above = parents[node]
         if above == TREE_ROOT:
-            found.append(allocation.host)
+            ranks.append(allocation.host)
             break
         beside = [n for n in tree.children[parents[above]] if n != above]
         turn = tree.children[above].index(node) % max(1, len(beside))
-        found += [above, *beside[turn:], *beside[:turn]]
+        ranks += [above, *beside[turn:], *beside[:turn]]
         node = above
-    return [peer for peer in dict.fromkeys(found) if peer != rank]
+    return [peer for peer in dict.fromkeys(ranks) if peer != rank]
 
 
 class StateRequests:

@@ -5,15 +5,15 @@
     [[rack]]
     name = "a"
     uplink = "200mbit"              # or { out = "200mbit", in = "50mbit" }; absent: no bottleneck
-    nic = "200mbit"                 # of its hosts, unless they say otherwise
-    latency = "0s"                  # what crossing the uplink adds
+    nic = "200mbit"                 # of each host of the rack that has no `nic` of its own
+    latency = "0s"                  # added to a message that crosses the uplink
     hosts = [
         { name = "a0", ranks = [0] },
         { name = "a1", ranks = [1], nic = "50mbit", late = { probability = 0.05, delay = "2s" } },
     ]
 
-`hosts = 4` or `hosts = ["a0", "a1"]` serve where there is nothing more to say; ranks then follow
-the order of the file.
+`hosts = 4` or `hosts = ["a0", "a1"]` are short forms. If no host has `ranks`, each host has one,
+numbered in the order of the file.
 """
 
 from __future__ import annotations
@@ -42,12 +42,13 @@ COMMENT_WIDTH = 96
 
 
 def read_cluster(path: Path) -> Cluster:
-    """Read a cluster from a file that `thalweg probe` or a person wrote; ClusterError names what is
-    wrong with it, and where."""
+    """The cluster in a file that `thalweg probe` or a person wrote; ClusterError names the mistake
+    in the file, and its place."""
     return read_toml(path, parse_cluster, ClusterError)
 
 
 def parse_cluster(text: str) -> Cluster:
+    """The cluster that the text of a cluster file describes; ClusterError if it has a mistake."""
     table = load_toml(text, "the file", ClusterError)
     table.only("latency", "rack")
     racks = table.data.get("rack")
@@ -59,9 +60,12 @@ def parse_cluster(text: str) -> Cluster:
     numbered = ["ranks" in host for host in chain(*hosts)]
     if any(numbered) and not all(numbered):
         raise ClusterError("some hosts name their ranks and some don't", "do it for all or none")
-    numbers = None if any(numbered) else count()
+    next_ranks = None if any(numbered) else count()
     return Cluster(
-        racks=tuple(_rack(*rack, numbers) for rack in zip(names, tables, hosts, strict=True)),
+        racks=tuple(
+            _rack(name, rack, own, next_ranks)
+            for name, rack, own in zip(names, tables, hosts, strict=True)
+        ),
         latency=table.duration("latency", ASSUMED_LATENCY),
         assumed=assumptions(
             nic=not all(
@@ -82,19 +86,20 @@ def format_cluster(cluster: Cluster, remarks: Sequence[str] = ()) -> str:
     ]
     for rack in cluster.racks:
         nics = [host.nic for host in rack.hosts]
-        usual = max(nics, key=nics.count)
+        common = max(nics, key=nics.count)
         lines += ["", "[[rack]]", f'name = "{rack.name}"']
         if rack.uplink is not None:
             lines.append(f"uplink = {_format_duplex(rack.uplink)}")
         if rack.latency.seconds:
             lines.append(f'latency = "{rack.latency}"  # what crossing the uplink adds')
-        lines += [f"nic = {_format_duplex(usual)}", "hosts = ["]
-        lines += [f"    {_format_host(host, usual)}," for host in rack.hosts]
+        lines += [f"nic = {_format_duplex(common)}", "hosts = ["]
+        lines += [f"    {_format_host(host, common)}," for host in rack.hosts]
         lines.append("]")
     return "\n".join(lines) + "\n"
 
 
 def _hosts(rack: TomlTable, name: str) -> list[TomlTable]:
+    """The table of each host of a rack, whichever form `hosts` has."""
     if type(hosts := rack.data.get("hosts")) is int:
         if hosts > MAX_WORKERS:
             raise ClusterError(f"{hosts} hosts are too many", f"give at most {MAX_WORKERS}")
@@ -105,24 +110,27 @@ def _hosts(rack: TomlTable, name: str) -> list[TomlTable]:
 
 
 def _rack(
-    name: str, table: TomlTable, hosts: Sequence[TomlTable], numbers: count[int] | None
+    name: str, table: TomlTable, hosts: Sequence[TomlTable], next_ranks: count[int] | None
 ) -> Rack:
     table.only("name", "uplink", "nic", "latency", "hosts")
     nic = duplex(table, "nic") or Duplex.both(ASSUMED_NIC)
     return Rack(
         name=name,
-        hosts=tuple(_host(host, nic, numbers) for host in hosts),
+        hosts=tuple(_host(host, nic, next_ranks) for host in hosts),
         uplink=duplex(table, "uplink"),
         latency=table.duration("latency", Duration(0.0)),
     )
 
 
-def _host(table: TomlTable, nic: Duplex, numbers: count[int] | None) -> Host:
+def _host(table: TomlTable, nic: Duplex, next_ranks: count[int] | None) -> Host:
+    """The host in a table; its rank is the next of `next_ranks`, unless the file has the ranks."""
     name = table.name("host")
     table.only("name", "ranks", "nic", "late")
     return Host(
         name=name,
-        ranks=(next(numbers),) if numbers else table.whole_numbers("ranks", 0, "ranks = [0]"),
+        ranks=table.whole_numbers("ranks", 0, "ranks = [0]")
+        if next_ranks is None
+        else (next(next_ranks),),
         nic=duplex(table, "nic") or nic,
         late=straggler_delay(table.table("late")) if "late" in table else StragglerDelay(),
     )
@@ -155,9 +163,9 @@ def _format_duplex(rates: Duplex) -> str:
     return format_toml(rates.out if rates.out == rates.into else both)
 
 
-def _format_host(host: Host, usual: Duplex) -> str:
+def _format_host(host: Host, common: Duplex) -> str:
     parts = [f"name = {format_toml(host.name)}", f"ranks = {format_toml(list(host.ranks))}"]
-    if host.nic != usual:
+    if host.nic != common:
         parts.append(f"nic = {_format_duplex(host.nic)}")
     if host.late != StragglerDelay():
         late = {"probability": host.late.probability, "delay": host.late.delay}

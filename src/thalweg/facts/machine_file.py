@@ -55,7 +55,7 @@ def parse_machine(text: str) -> Machine:
         burst=table.number("burst", 0, MAX_COST_VALUE, 0.0),
         contention=table.number("contention", 0, MAX_COST_VALUE, 1.0),
         codecs=dict(map(_codec, table.tables("codec", "[[codec]]", "a codec"))),
-        assumed=tuple(str(each) for each in table.array("assumed", 'assumed = ["..."]')),
+        assumed=tuple(str(name) for name in table.array("assumed", 'assumed = ["..."]')),
     )
 
 
@@ -82,10 +82,10 @@ def format_machine(machine: Machine, remarks: Sequence[str] = ()) -> str:
         ]
         if costs.drag:
             drag = (_format(times, "times", schedule=name) for name, times in costs.drag)
-            lines += ["drag = [", *(f"    {each}," for each in drag), "]"]
+            lines += ["drag = [", *(f"    {entry}," for entry in drag), "]"]
     for name, cost in machine.codecs.items():
         lines += ["", "[[codec]]", f"name = {json.dumps(name)}"]
-        lines += [f"{each} = {_format(getattr(cost, each))}" for each in _CODEC_COST_FIELDS]
+        lines += [f"{key} = {_format(getattr(cost, key))}" for key in _CODEC_COST_FIELDS]
     return "\n".join(lines) + "\n"
 
 

@@ -109,7 +109,7 @@ class TomlTable:
 def format_toml(value: object) -> str:
     """The text of a value: a table inline, a list or a number as in Python, a string for others."""
     if isinstance(value, Mapping):
-        pairs = (f"{key} = {format_toml(each)}" for key, each in value.items())
+        pairs = (f"{key} = {format_toml(item)}" for key, item in value.items())
         return f"{{ {', '.join(pairs)} }}"
     return repr(value) if isinstance(value, int | float | list) else json.dumps(str(value))
 

@@ -24,7 +24,7 @@ from thalweg.plan import Plan
 from thalweg.predict.candidates import (
     as_strong_as,
     candidates,
-    with_buckets,
+    with_smaller_buckets,
 )
 from thalweg.predict.estimate import Advice, Crossover, Estimate, RankedPlan, Sweep
 from thalweg.predict.extra_steps import ASSUMED_OPTIMIZER, ExtraSteps
@@ -151,7 +151,7 @@ class _Advisor:
         found.sort(key=_order)
         best, others = found[:REBUCKETED_PLAN_COUNT], found[REBUCKETED_PLAN_COUNT:]
         for one in [*best, *(one for one in others if str(one.plan) == BASELINE_PLAN)]:
-            for smaller in with_buckets(one.plan, self.workload, self.catalog):
+            for smaller in with_smaller_buckets(one.plan, self.workload, self.catalog):
                 found += self._simulated(smaller)
         return sorted(_best_buckets(found), key=_order)
 
@@ -210,23 +210,23 @@ class _Advisor:
         return {one.plan: one for one in sorted(known, key=_order)[SIMULATED_PLAN_COUNT:]}
 
 
-def _order(one: RankedPlan) -> tuple[int, bool, float]:
+def _order(ranked: RankedPlan) -> tuple[int, bool, float]:
     """The sort key of a plan: its cost. Plans with unreliable extra steps come last, class by
     class, and among those the unmeasured ones."""
-    last = 0 if one.reliable else len(as_strong_as(one.promise))
-    return last, one.steps is None, one.estimate.seconds * (one.steps or 1.0)
+    last = 0 if ranked.reliable else len(as_strong_as(ranked.promise))
+    return last, ranked.steps is None, ranked.estimate.seconds * (ranked.steps or 1.0)
 
 
-def _best_buckets(found: Iterable[RankedPlan]) -> list[RankedPlan]:
+def _best_buckets(ranking: Iterable[RankedPlan]) -> list[RankedPlan]:
     """The best bucket size of each plan, the default unless another gains. `ddp` with its default
     stays, beside its best."""
     best: dict[str, RankedPlan] = {}
-    for one in found:
-        name = str(one.plan).partition(" @")[0]
-        if name == BASELINE_PLAN and str(one.plan) != BASELINE_PLAN:
+    for ranked in ranking:
+        name = str(ranked.plan).partition(" @")[0]
+        if name == BASELINE_PLAN and str(ranked.plan) != BASELINE_PLAN:
             name = f"{BASELINE_PLAN} in other buckets"
-        if name not in best or one.estimate.seconds < 0.99 * best[name].estimate.seconds:
-            best[name] = one
+        if name not in best or ranked.estimate.seconds < 0.99 * best[name].estimate.seconds:
+            best[name] = ranked
     return list(best.values())
 
 

@@ -1,8 +1,11 @@
-"""The candidate plans of the advisor: all sound plans of the allowed classes that people would try.
+"""The candidate plans of the advisor, by the weakest promise that the user allows.
 
-These are topologies alone, topologies with every compressor that they support, and averages of
-parameters in groups or every few steps. Plans that don't fit the cluster (a tree for two workers,
-racks where there is one) are left out, with the reason.
+    exact     each topology without compression, and gradient codes
+    lossy     also ring and hierarchical with every compressor, and plans that wait for no straggler
+    eventual  also averages of parameters, alone and with every unbiased compressor
+
+Plans that don't fit the cluster (a tree for two workers, racks where there is one) are left out,
+with the reason.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from thalweg.presets import BASELINE_PLAN
 from thalweg.schedules import Group
 from thalweg.steps import refuse_what_cannot_run
 
+# Topologies for every cluster, then those for clusters of several racks.
 EXACT_PLANS = (
     BASELINE_PLAN,
     "ring",
@@ -30,7 +34,10 @@ EXACT_PLANS = (
     "umw",
 )
 EXACT_RACK_PLANS = ("hierarchical", "hierarchical(form=leader)")
+# Gradient codes: each worker computes more than its part of the batch, and no rank waits for
+# stragglers.
 CODED_PLANS = ("gc(stragglers=1)", "gc(stragglers=2)", "codedreduce(stragglers=1)")
+# Topologies that are combined with each compressor, the second line for several racks.
 COMPRESSED_TOPOLOGIES = ("ring",)
 COMPRESSED_RACK_TOPOLOGIES = ("hierarchical", "hierarchical(compress=between)")
 # Arguments that reached the accuracy of exact plans: docs/which-compressor-do-i-need.md.
@@ -43,7 +50,9 @@ TRAINED_COMPRESSORS = {
     "randomk": "randomk(ratio=0.5)",
     "topk": "topk(ratio=0.05)",
 }
+# Lossy plans without compression: gradients of stragglers are applied in a later step.
 ASYNC_PLANS = ("lgc", "asp")
+# Plans that average parameters instead of gradients, then those for clusters of several racks.
 AVERAGING_PLANS = ("dssync", "gossip", "gossip(graph=exponential)", "local_sgd(every=8)")
 AVERAGING_RACK_PLANS = (
     "local_sgd(every=8, levels=rack)",
@@ -61,9 +70,9 @@ def candidates(
     has_data: bool = True,
     refuse: Callable[[Plan], None] = lambda plan: None,
 ) -> tuple[list[Plan], dict[str, str]]:
-    """The plans with at least this promise that fit the group, and by text the reasons why others
-    don't. Codes need `has_data`: workers can be given more samples than their share. `refuse`
-    raises PlanError for other plans to exclude."""
+    """The plans with at least the promise `allow` that fit the group; and the other plans' texts,
+    with the reason why each doesn't fit. Codes need `has_data`: workers can be given more samples
+    than their share. `refuse` raises PlanError for other plans to exclude."""
     plans: list[Plan] = []
     left_out: dict[str, str] = {}
     for text in dict.fromkeys(_texts(group, allow, catalog)):
@@ -91,7 +100,7 @@ def _texts(group: Group, allow: Promise, catalog: Catalog) -> Iterator[str]:
             yield from (f"{text}+{compressor}" for compressor in compressors)
         yield from ASYNC_PLANS
     if allow is Promise.EVENTUAL:
-        unbiased = [name for name, one in sorted(catalog.compressors.items()) if not one.biased]
+        unbiased = [name for name, c in sorted(catalog.compressors.items()) if not c.biased]
         for text in (*AVERAGING_PLANS, *(AVERAGING_RACK_PLANS if racks else ())):
             yield text
             yield from (f"{text}+{name}" for name in unbiased)
@@ -102,8 +111,8 @@ def as_strong_as(promise: Promise) -> list[Promise]:
     return list(Promise)[: list(Promise).index(promise) + 1]
 
 
-def with_buckets(plan: Plan, workload: Workload, catalog: Catalog) -> Iterator[Plan]:
-    """Variants of the plan with smaller buckets: a half to a sixteenth of all bytes, rounded."""
+def with_smaller_buckets(plan: Plan, workload: Workload, catalog: Catalog) -> Iterator[Plan]:
+    """Variants of the plan whose buckets are a half to a sixteenth of all bytes, rounded."""
     if plan.averages_parameters or plan.cadence.staleness is not None:
         return  # nothing overlaps with backward
     for parts in (2, 4, 8, 16):

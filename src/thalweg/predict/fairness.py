@@ -50,11 +50,11 @@ class SharedResource:
 
     def capacity(self, flows: int) -> float:
         """The joint rate of this number of flows."""
-        found = self._capacities.get(flows)
-        if found is None:
+        known = self._capacities.get(flows)
+        if known is None:
             share = 1.0 if self._costs is None else self._costs.bandwidth_share(max(flows, 1))
-            found = self._capacities[flows] = self.rate * share
-        return found
+            known = self._capacities[flows] = self.rate * share
+        return known
 
 
 class FluidFlow:

@@ -145,8 +145,10 @@ class _Fit:
                 by_flows.setdefault(flows, {})[simulation.kind] = simulation
         shares: Shares = ()
         for flows, alike in sorted(by_flows.items()):
-            found = [self._share(simulation, costs, shares, flows) for simulation in alike.values()]
-            shares = (*shares, (flows, _combined(found)))
+            fractions = [
+                self._share(simulation, costs, shares, flows) for simulation in alike.values()
+            ]
+            shares = (*shares, (flows, _combined(fractions)))
         return replace(costs, crowding=shares) if shares else costs
 
     def slowdowns(self, costs: TransportCosts) -> TransportCosts:

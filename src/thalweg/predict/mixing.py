@@ -183,7 +183,7 @@ def _weights(schedule: Schedule) -> Matrix:
     """The weights of the mean that the schedule promises to each rank."""
     rows = []
     for rank in schedule.ranks:
-        promised = schedule.after.holds(rank, 0)
+        promised = schedule.after.content(rank, 0)
         assert isinstance(promised, int), "parameters are averaged without a code"
         rows.append([(promised >> peer & 1) / promised.bit_count() for peer in schedule.ranks])
     return np.array(rows)

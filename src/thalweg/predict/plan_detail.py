@@ -92,9 +92,11 @@ def _slowest(simulated: Mapping[int, RankTimes]) -> tuple[int, tuple[BucketTimes
     last, since = len(marks.ended) - 1, marks.ended[-2]
     step = last - SIMULATED_WARMUP_STEPS
     return rank, tuple(
-        BucketTimes(step, one.handed_in - since, one.began - since, max(0.0, one.ended - since))
-        for one in marks.passages
-        if one.step == last
+        BucketTimes(
+            step, passage.handed_in - since, passage.began - since, max(0.0, passage.ended - since)
+        )
+        for passage in marks.passages
+        if passage.step == last
     )
 
 
@@ -119,7 +121,9 @@ def _busy(given: PredictionInput, cycle: int, seconds: float) -> list[BusyLink]:
 
 def _alone(given: PredictionInput) -> IsolatedExchange | None:
     """The exchange at the first step at which all ranks synchronise."""
-    bucket = max(given.workload.buckets(given.plan.settings.bucket), key=lambda one: one.nbytes)
+    bucket = max(
+        given.workload.buckets(given.plan.settings.bucket), key=lambda bucket: bucket.nbytes
+    )
     workload = replace(given.workload, tensors=tuple(reversed(bucket.tensors)))
     limit = Size(workload.nbytes + 1)
     plan = replace(given.plan, settings=replace(given.plan.settings, bucket=limit))
@@ -128,8 +132,8 @@ def _alone(given: PredictionInput) -> IsolatedExchange | None:
     if not rounds:
         return None
     seconds, names = 0.0, list[str]()
-    for _, numbered in groupby(rounds, key=lambda one: one.number):
-        concurrent = [one.schedule for one in numbered]
+    for _, numbered in groupby(rounds, key=lambda rank_round: rank_round.number):
+        concurrent = [rank_round.schedule for rank_round in numbered]
         names.append(concurrent[0].name)
         seconds += max(
             max(simulate(schedule, given.cluster, given.transport_costs).values())

@@ -280,7 +280,7 @@ def _group_exchanges(
     of a member."""
     index = {rank: i for i, rank in enumerate(group.ranks)}
     steps = len(next(iter(simulated.values())).ended)
-    found = []
+    exchanges = []
     for step in range(SIMULATED_WARMUP_STEPS, steps):
         delays = {
             round_.group.ranks: chain.delay
@@ -289,7 +289,7 @@ def _group_exchanges(
             for stage in chain.stages
             for round_ in stage.rounds
         }
-        found.append(
+        exchanges.append(
             [
                 stragglers.GroupExchange(
                     tuple(index[rank] for rank in members),
@@ -299,7 +299,7 @@ def _group_exchanges(
                 for members, delay in delays.items()
             ]
         )
-    return found
+    return exchanges
 
 
 def _seconds(marks: Sequence[RankTimes], step: int, *, delayed: bool) -> float:
@@ -307,5 +307,7 @@ def _seconds(marks: Sequence[RankTimes], step: int, *, delayed: bool) -> float:
     later may last beyond the step."""
     if not delayed:
         return max(mark.ended[step] for mark in marks) - max(mark.computed[step] for mark in marks)
-    passages = [one for mark in marks for one in mark.passages if one.step == step]
-    return max(one.ended for one in passages) - max(one.handed_in for one in passages)
+    passages = [passage for mark in marks for passage in mark.passages if passage.step == step]
+    return max(passage.ended for passage in passages) - max(
+        passage.handed_in for passage in passages
+    )

@@ -65,12 +65,12 @@ def draw(
 ) -> Times:
     """The delay of each rank at each step in seconds; more steps where stragglers are rare."""
     late = [cluster.host(rank).late for rank in ranks]
-    probability = np.array([one.probability for one in late])
+    probability = np.array([delay.probability for delay in late])
     if steps is None:
         enough = SAMPLED_STRAGGLER_STEPS / max(1e-9, float(probability.sum()))
         steps = round(min(MAX_SAMPLED_STEPS, max(MIN_SAMPLED_STEPS, enough)))
     chances = np.random.default_rng(seed).random((steps, len(ranks)))
-    delays = np.array([one.delay.seconds for one in late])
+    delays = np.array([delay.delay.seconds for delay in late])
     return np.where(chances < probability, delays, 0.0)
 
 

@@ -151,9 +151,9 @@ def _fitted(
 ) -> dict[str, str]:
     """The fitted cluster and machine as files, or the problem, for the ranks that wait for it."""
     try:
-        found = fit(surveyed, trials)
-        machine = replace(found.machine, codecs=codecs)
-        return {"cluster": format_cluster(found.cluster), "machine": format_machine(machine)}
+        fitted = fit(surveyed, trials)
+        machine = replace(fitted.machine, codecs=codecs)
+        return {"cluster": format_cluster(fitted.cluster), "machine": format_machine(machine)}
     except Exception as error:
         return {"problem": f"what was measured can't be fitted ({type(error).__name__}: {error})"}
 

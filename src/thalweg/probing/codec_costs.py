@@ -150,11 +150,11 @@ def _solve(columns: Sequence[Seconds], seconds: Seconds) -> list[float]:
     used = [column for column in range(len(columns)) if rows[:, column].any()]
     while True:
         scale = np.abs(rows[:, used]).max(axis=0)
-        found = np.linalg.lstsq(rows[:, used] / scale, np.ones(len(rows)), rcond=None)[0] / scale
-        if not used or found.min() >= 0:
+        costs = np.linalg.lstsq(rows[:, used] / scale, np.ones(len(rows)), rcond=None)[0] / scale
+        if not used or costs.min() >= 0:
             break
-        used.pop(int(found.argmin()))
+        used.pop(int(costs.argmin()))
     factors = [0.0] * len(columns)
-    for column, factor in zip(used, found, strict=True):
+    for column, factor in zip(used, costs, strict=True):
         factors[column] = float(factor)
     return factors

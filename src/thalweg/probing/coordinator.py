@@ -169,15 +169,15 @@ def run_coordinated(
     try:
         messenger = ProbeMessenger(transport, abort_flag, namespace.timeout)
         if namespace.rank != PROBE_LEADER_RANK:
-            found = serve(messenger)
+            result = serve(messenger)
         else:
             coordinator = ProbeCoordinator(messenger, namespace.size, effort, counted)
-            found = survey(coordinator)
-            coordinator.end(found)
+            result = survey(coordinator)
+            coordinator.end(result)
         namespace.leave(namespace.timeout, abort_flag)
     finally:
         transport.close()
-    return found
+    return result
 
 
 def serve(messenger: ProbeMessenger) -> Any:

@@ -74,10 +74,10 @@ def round_robin(hosts: Sequence[int], rounds: int = NIC_ROUND_COUNT) -> Iterator
 def _retries(nics: Nics, rack_of: dict[int, int]) -> Iterator[ProbeFlow]:
     """Further flows of hosts that look slow, or are alone in their rack."""
     for rates, outward in ((nics.out, True), (nics.into, False)):
-        usual = median(rates.values())
+        baseline = median(rates.values())
         others_rates = nics.into if outward else nics.out
         for host in rates:
-            if rates[host] > SUSPECT_NIC_RATIO * usual > 0:
+            if rates[host] > SUSPECT_NIC_RATIO * baseline > 0:
                 continue
             partners = sorted((p for p in rates if p != host), key=lambda p: -others_rates[p])
             near = [p for p in partners if rack_of[p] == rack_of[host]][:RETRY_SAME_RACK_PARTNERS]

@@ -2,12 +2,12 @@
 
 By latency, hosts are clustered by leaders. A host without a rack becomes a leader: it pings all
 others without one, and their round trips are split at the widest gap between two of them (as a
-ratio); the near hosts are its rack. So each rack takes one sweep over the remaining hosts, at most
-N * C round trips in all.
+ratio); the near hosts are its rack. So each rack takes one sweep over the remaining hosts: at most
+N C round trips in all, for N hosts in C racks.
 
-Any noise has gaps. So all these pairs are measured again, and a few new ones; the racks hold if in
-this second measurement every round trip across racks is longer than every one within, by a fair
-ratio. Otherwise latency is inconclusive.
+Noise has gaps, too. So all these pairs are measured again, and a few new ones; latency is
+conclusive if in this second measurement the shortest round trip across racks takes at least
+`MIN_RACK_RTT_RATIO` times as long as the longest within.
 """
 
 from __future__ import annotations
@@ -56,19 +56,20 @@ def racks_by_latency(network: ProbeCoordinator, draw: Random) -> Latency:
 
 
 def _by_leaders(network: ProbeCoordinator) -> tuple[list[Rack], RoundTrips]:
-    left = list(range(network.size))
+    """The racks by the first measurement, and its round trips."""
+    unassigned = list(range(network.size))
     racks: list[Rack] = []
-    seen: RoundTrips = {}
-    border: float | None = None
-    while left:
-        leader = left.pop(0)
-        times = {other: network.round_trip(leader, other) for other in left}
-        seen |= {(leader, other): seconds for other, seconds in times.items()}
+    round_trips: RoundTrips = {}
+    border: float | None = None  # seconds; of an earlier leader if this one's pings have no gap
+    while unassigned:
+        leader = unassigned.pop(0)
+        times = {host: network.round_trip(leader, host) for host in unassigned}
+        round_trips |= {(leader, host): seconds for host, seconds in times.items()}
         border = widest_gap(list(times.values())) or border
-        near = {host for host in left if border is None or times[host] < border}
+        near = {host for host in unassigned if border is None or times[host] < border}
         racks.append(frozenset({leader, *near}))
-        left = [host for host in left if host not in near]
-    return racks, seen
+        unassigned = [host for host in unassigned if host not in near]
+    return racks, round_trips
 
 
 def widest_gap(times: Sequence[float]) -> float | None:
@@ -148,7 +149,7 @@ def infer_racks(network: ProbeCoordinator, draw: Random) -> InferredRacks:
         inferred_by="rates",
         sureness="sure" if certain else "likely",
         reason="hosts of a rack slow each other's flows to other racks down, and others don't: "
-        f"{sharing.agreed} of {sharing.checks} checks agree (latency doesn't tell)"
+        f"{sharing.agreed} of {sharing.checks} checks agree (latency is inconclusive)"
         + (f"; {len(sharing.loose)} hosts that share with nobody count as one rack" * scattered),
         round_trips=latency.round_trips,
     )

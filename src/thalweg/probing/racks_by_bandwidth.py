@@ -76,21 +76,21 @@ class ContentionProbe:
 
         Few flows run at once, so that few contend; hosts that look slow are measured alone."""
         at_once = max(2, min(self.network.at_once, self.network.size // HOSTS_PER_FLOW_COUNT))
-        seen: list[float] = []
+        rates: list[float] = []
         for _ in range(CONTENTION_PARTNER_COUNT):
             order = self.draw.sample(range(self.network.size), self.network.size)
             ring = [ProbeFlow(a, b) for a, b in zip(order, [*order[1:], order[0]], strict=True)]
             for flows in in_rounds(ring, at_once):
-                seen += self.rates(flows)
-        usual = median(seen)
+                rates += self.rates(flows)
+        baseline = median(rates)
         for host in self.out:
             others = [other for other in self.out if other != host]
             for other in self.draw.sample(others, min(CONTENTION_RETRY_PARTNER_COUNT, len(others))):
                 for flow in (ProbeFlow(host, other), ProbeFlow(other, host)):
-                    if self.speed(host) < SLOW_FLOW_RATIO * usual:
+                    if self.speed(host) < SLOW_FLOW_RATIO * baseline:
                         self.rates((flow,))
         fastest = sorted(self.out, key=lambda host: -self.speed(host))
-        self.fast = [host for host in fastest if self.speed(host) >= SLOW_FLOW_RATIO * usual]
+        self.fast = [host for host in fastest if self.speed(host) >= SLOW_FLOW_RATIO * baseline]
 
     def rates(self, flows: Sequence[ProbeFlow]) -> list[float]:
         found = self.network.rates(flows, short=True)
@@ -153,7 +153,7 @@ def racks_by_rates(contention: ContentionProbe) -> UplinkSharing:
         attempts.append(_attempt(contention))
         if attempts[-1].agreed == attempts[-1].checks:
             return attempts[-1]
-    return max(attempts, key=lambda one: one.agreed / one.checks)
+    return max(attempts, key=lambda attempt: attempt.agreed / attempt.checks)
 
 
 def _attempt(contention: ContentionProbe) -> UplinkSharing:

@@ -134,12 +134,12 @@ def _slow(links: Sequence[tuple[str, Duplex]]) -> list[str]:
     if len(links) < 3:
         return []
     rates = [{"out": d.out.bits_per_second, "in": d.into.bits_per_second} for _, d in links]
-    usual = {side: median(each[side] for each in rates) for side in rates[0]}
+    medians = {side: median(each[side] for each in rates) for side in rates[0]}
     found = []
     for (name, _), own in zip(links, rates, strict=True):
-        slow = [side for side, rate in own.items() if rate < SLOW_OUTLIER_RATIO * usual[side]]
+        slow = [side for side, rate in own.items() if rate < SLOW_OUTLIER_RATIO * medians[side]]
         if slow:
-            times = max(usual[side] / own[side] for side in slow)
+            times = max(medians[side] / own[side] for side in slow)
             only = f" {slow[0]}" if len(slow) == 1 else ""
             shown = ", ".join(f"{about(own[side], 'bit/s')} {side}" for side in slow)
             found.append(f"{name} is {times:.1f}x slower{only} than the others ({shown})")
@@ -228,13 +228,13 @@ def added_by_uplinks(
     for (one, other), seconds in round_trips.items():
         if rack_of[one] != rack_of[other]:
             across.setdefault((rack_of[one], rack_of[other]), []).append(seconds / 2)
-    usual = median(within) if within else min(min(times) for times in across.values())
+    baseline = median(within) if within else min(min(times) for times in across.values())
     latencies = {pair: median(times) for pair, times in across.items()}
-    if not latencies or median(latencies.values()) < MIN_RACK_LATENCY_RATIO * usual:
-        return usual, [0.0 for _ in racks]
+    if not latencies or median(latencies.values()) < MIN_RACK_LATENCY_RATIO * baseline:
+        return baseline, [0.0 for _ in racks]
     matrix = np.zeros((len(latencies), len(racks)))
     for row, pair in enumerate(latencies):
         matrix[row, list(pair)] = 1.0
-    excess = np.array([seconds - usual for seconds in latencies.values()])
+    excess = np.array([seconds - baseline for seconds in latencies.values()])
     solution = np.linalg.lstsq(matrix, excess, rcond=None)[0]
-    return usual, [max(0.0, float(value)) for value in solution]
+    return baseline, [max(0.0, float(value)) for value in solution]

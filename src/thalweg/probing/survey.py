@@ -181,26 +181,28 @@ def _round_trips(
     network: ProbeCoordinator, racks: Sequence[frozenset[int]], inferred: InferredRacks
 ) -> dict[tuple[int, int], float]:
     """The round trips that inference measured, and of every host with another of its rack."""
-    found = dict(inferred.round_trips)
+    round_trips = dict(inferred.round_trips)
     for rack in racks:
         first, *others = sorted(rack)
         for other in others:
-            if (first, other) not in found:
-                found[first, other] = network.round_trip(first, other)
-    return found
+            if (first, other) not in round_trips:
+                round_trips[first, other] = network.round_trip(first, other)
+    return round_trips
 
 
 def _host_contradictions(declared: Cluster, infos: Sequence[HostInfo]) -> list[str]:
-    found = []
+    contradictions = []
     for info in infos:
         names = {declared.host(rank).name for rank in info.ranks}
         if len(names) > 1:
-            found.append(f"{' and '.join(sorted(names))} are declared, but are one host")
+            contradictions.append(f"{' and '.join(sorted(names))} are declared, but are one host")
     host_of = {rank: info for info in infos for rank in info.ranks}
     for host in declared.hosts:
         if len({host_of[rank].ranks for rank in host.ranks}) > 1:
-            found.append(f"the ranks of {host.name} are declared on one host, but are on several")
-    return found
+            contradictions.append(
+                f"the ranks of {host.name} are declared on one host, but are on several"
+            )
+    return contradictions
 
 
 def _rack_contradictions(
@@ -211,20 +213,20 @@ def _rack_contradictions(
         return []
     shares = "share an uplink" if inferred.inferred_by == "rates" else "are near each other"
     rack_of = {host: number for number, rack in enumerate(inferred.racks) for host in rack}
-    found = []
+    contradictions = []
     for one, other in combinations(range(len(names)), 2):
         rack = declared.rack(ranks[one])
         together = rack is declared.rack(ranks[other])
         if together != (rack_of[one] == rack_of[other]):
             where, don_t = (rack.name, "don't ") if together else ("different racks", "")
-            found.append(
+            contradictions.append(
                 f"{names[one]} and {names[other]} are declared in {where}, but by "
                 f"{inferred.inferred_by} they {don_t}{shares}"
             )
-    more = len(found) - MAX_LISTED_MISMATCHES
+    more = len(contradictions) - MAX_LISTED_MISMATCHES
     if more > 0:
-        found[MAX_LISTED_MISMATCHES:] = [f"and so for {more} pairs of hosts more"]
-    return found
+        contradictions[MAX_LISTED_MISMATCHES:] = [f"and so for {more} pairs of hosts more"]
+    return contradictions
 
 
 def _rate_contradictions(declared: Cluster, measured: Cluster) -> Iterator[str]:

@@ -48,9 +48,9 @@ class _SymbolicRun:
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
         self.chunks = range(len(schedule.sizes))
-        holds = schedule.before.holds
+        initial = schedule.before.content
         self.contents: dict[int, list[Content | None]] = {
-            rank: [holds(rank, chunk) for chunk in self.chunks] for rank in schedule.ranks
+            rank: [initial(rank, chunk) for chunk in self.chunks] for rank in schedule.ranks
         }
         self.to_come = {rank: schedule.moves(rank) for rank in schedule.ranks}
         self.messages: dict[_Key, list[Content | None]] = {}  # the oldest of each key
@@ -207,7 +207,7 @@ class _SymbolicRun:
             raise self._wrong(max(source, ~source), move, "sends what nobody takes")
 
     def _promise_is_kept(self) -> None:
-        promised = self.schedule.after.holds
+        promised = self.schedule.after.content
         sizes = self.schedule.sizes
         for rank, held in self.contents.items():
             for chunk in self.chunks:
@@ -297,7 +297,7 @@ def _arrivals(code: Code) -> list[frozenset[int]]:
         return [frozenset(arrived) for arrived in every]
     draw = Random(0)
     if comb(code.members, code.stragglers) <= MAX_ARRIVAL_SETS:
-        late = [set(some) for some in combinations(members, code.stragglers)]
+        late = [set(stragglers) for stragglers in combinations(members, code.stragglers)]
     else:
         late = [set(draw.sample(members, code.stragglers)) for _ in range(MAX_ARRIVAL_SETS)]
     drawn = [

@@ -1,8 +1,12 @@
 """A gradient code on a tree: every parent decodes without some of its children.
 
-A parent decodes its children's answers, adds its own cells, and answers its own parent; the root
-decodes the sum of all cells, which is broadcast down the same tree. A star is a tree of one layer
-(gradient coding); CodedReduce has more.
+A *cell* is a part of the batch that one or more workers compute (`codes.allocation`). A parent
+decodes its children's answers, adds the weighted sum of its own cells, and answers its own parent;
+the root decodes the sum of all cells, which is broadcast down the same tree. A star is a tree of
+one layer (gradient coding); CodedReduce has more.
+
+The root is a node without data, which runs in the process of the rank `host`. If that rank is a
+worker too, it also has a place of its own further down the tree.
 
 No rank waits for stragglers: a result replaces all moves of its chunk that were still to be done on
 the rank that receives it.
@@ -45,10 +49,13 @@ def coded_tree(group: Group, elements: int, itemsize: int, allocation: Allocatio
 
 
 def _answers(allocation: Allocation, spans: SpanSequence) -> Program:
+    """The way up: each rank decodes its children's answers, if any, and sends its own answer."""
     tree, parents = allocation.tree, allocation.tree.parents
     host = allocation.host
     quorums = {node: Quorum(tree.children[node], code) for node, code in tree.codes.items()}
-    if parents.get(host, TREE_ROOT) != TREE_ROOT:  # the root's process answers another worker
+    # Below another worker, the host sends it the sum of its own cells. The root's decoded sum has
+    # these, and overwrites the host's chunk instead of being added to it.
+    if parents.get(host, TREE_ROOT) != TREE_ROOT:
         quorums[TREE_ROOT] = replace(quorums[TREE_ROOT], sent=True)
 
     def program(rank: int) -> Iterator[Move]:

@@ -1,6 +1,6 @@
 """A schedule: the moves of every rank, the precondition, and the postcondition.
 
-It is data with three uses: it is checked (`check`), its time is predicted, and it is run.
+A schedule is data with three uses: it is checked (`check`), its time is predicted, and it is run.
 """
 
 from __future__ import annotations
@@ -22,15 +22,17 @@ gradient code a vector instead: the weight of each data block."""
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """The content of each chunk on each rank; None: nothing, or nothing that matters."""
+    """The content of each chunk on each rank, by `content(rank, chunk)`; None if the chunk is empty
+    there, or its content doesn't matter. `text` is the condition in words."""
 
     text: str
-    holds: Callable[[int, int], Content | None]
+    content: Callable[[int, int], Content | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """The ordered moves of each rank, with the condition before and the one promised after."""
+    """The ordered moves of each rank (`program`), with the conditions before and after them.
+    `offsets` are the first elements of the chunks, and the number of all elements."""
 
     name: str
     ranks: tuple[int, ...]
@@ -50,9 +52,8 @@ class Schedule:
         return self.offsets[-1]
 
     def moves(self, rank: int) -> Iterator[Move]:
-        """The moves of one rank, in order, without those of empty chunks; nobody else's are made.
-
-        An iterator over nothing for a rank with nothing to do; an error for one outside."""
+        """The moves of one rank, in order, without those of chunks of no elements. They are made
+        lazily, and those of other ranks aren't made; LayoutError for a rank outside the group."""
         if rank not in self.ranks:
             raise LayoutError(f"rank {rank} is not in {self.name}", f"it has {self.ranks}")
         if 0 not in self.sizes:
@@ -60,12 +61,14 @@ class Schedule:
         return (move for move in self.program(rank) if not self._empty(move))
 
     def divisor(self, rank: int) -> int:
-        """The number of contributions in this rank's sum, to make it a mean. Under a gradient code
-        the samples' weights do that, and it is one."""
-        promised = self.after.holds(rank, 0)
+        """The number of contributions in this rank's sum, which divides it to give the mean.
+        Under a gradient code the divisor is one: the weights of samples make the sum a mean."""
+        promised = self.after.content(rank, 0)
         return promised.bit_count() if isinstance(promised, int) else 1
 
     def _empty(self, move: Move) -> bool:
+        """True if all chunks of the move have no elements. A schedule under test may have a
+        negative start, which the check must still see."""
         chunks = self.sizes[max(move.start, 0) : move.stop]
         return bool(chunks) and not any(chunks)
 
@@ -79,6 +82,7 @@ class Schedule:
 
 
 def same_content(held: Content | None, wanted: Content) -> bool:
+    """True if a chunk holds the wanted terms; weights may differ by rounding."""
     if isinstance(wanted, int):
         return isinstance(held, int) and held == wanted
     if held is None or isinstance(held, int):

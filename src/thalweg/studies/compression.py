@@ -109,8 +109,8 @@ class CompressionStudy:
 
 def wins(cases: Iterable[Row]) -> tuple[int, int]:
     """The number of cases in which compression wins, and of all cases."""
-    found = [row["vs_ddp"] > 1 for row in cases]
-    return sum(found), len(found)
+    faster = [row["vs_ddp"] > 1 for row in cases]
+    return sum(faster), len(faster)
 
 
 def run_compression_study(

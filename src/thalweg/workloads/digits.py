@@ -26,16 +26,16 @@ def make(name: str) -> Job:
     order = torch.randperm(len(classes), generator=torch.Generator().manual_seed(DATA_SEED))
     images = torch.from_numpy(pixels).float()[order]
     labels = torch.from_numpy(classes).long()[order]
-    training = round(len(images) * (1 - DIGITS_HELD_OUT_FRACTION))
-    images = (images - images[:training].mean()) / images[:training].std()
+    count = round(len(images) * (1 - DIGITS_HELD_OUT_FRACTION))
+    images = (images - images[:count].mean()) / images[:count].std()
     return Job(
         name=name,
         model=seeded(_mlp),
-        data=TensorDataset(images[:training], labels[:training]),
+        data=TensorDataset(images[:count], labels[:count]),
         losses=cross_entropies,
         optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.9),
         metric="accuracy",
-        evaluate=accuracy((images[training:], labels[training:])),
+        evaluate=accuracy((images[count:], labels[count:])),
         batch=128,
     )
 

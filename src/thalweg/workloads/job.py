@@ -39,12 +39,12 @@ class MakeModel(Protocol):
 class Job:
     """A small training job: a model, samples, and an evaluation."""
 
-    name: str  # as written
+    name: str  # with its arguments, as in the command
     model: MakeModel
     data: Dataset[Batch]  # has a length
     losses: Callable[[nn.Module, Batch], torch.Tensor]  # one per sample
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-    metric: str  # what `evaluate` returns
+    metric: str  # name of the value that `evaluate` returns
     evaluate: Callable[[nn.Module], float]  # on samples that aren't in `data`
     batch: int  # samples per step, over all ranks
 
@@ -92,6 +92,7 @@ def describe(name: str, model: nn.Module) -> Workload:
 
 
 def cross_entropies(model: nn.Module, batch: Batch) -> torch.Tensor:
+    """The loss of each sample of a batch of inputs and labels."""
     inputs, labels = batch
     return functional.cross_entropy(model(inputs), labels, reduction="none")
 

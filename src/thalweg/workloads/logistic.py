@@ -49,6 +49,7 @@ def make(name: str, features: int, classes: int, samples: int) -> Job:
 
 
 def _all_zero(features: int, classes: int) -> nn.Module:
+    """A linear model whose parameters are zero."""
     model = nn.Linear(features, classes)
     for parameter in model.parameters():
         nn.init.zeros_(parameter)
@@ -74,8 +75,8 @@ JOB = JobKind(
     summary="softmax regression on a mixture of Gaussians, full gradient descent",
     make=make,
     parameters={
-        "features": Parameter(kind=int, default=5000, least=1, help="numbers in a sample"),
-        "classes": Parameter(kind=int, default=2, least=2, most=1000, help="kinds of samples"),
+        "features": Parameter(kind=int, default=5000, least=1, help="features of a sample"),
+        "classes": Parameter(kind=int, default=2, least=2, most=1000, help="classes of samples"),
         "samples": Parameter(kind=int, default=6552, least=1, help="samples to train with"),
     },
 )

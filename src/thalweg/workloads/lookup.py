@@ -40,7 +40,7 @@ def parse_job(text: str) -> Job:
     """The job that this text names; WorkloadError if there is none."""
     try:
         written = PlanText.parse(text)
-    except PlanError:  # whose message is about plans
+    except PlanError:  # its message is about plans
         raise WorkloadError(f"can't read the job {text!r}", JOB_EXAMPLE) from None
     if written.compressor is not None or written.settings:
         raise WorkloadError(

@@ -103,10 +103,10 @@ def _draw(columns: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 JOB = JobKind(
     name="synthetic",
-    summary="a wide network with as many parameters as asked for",
+    summary="a wide network with the given number of parameters",
     make=make,
     parameters={
-        "params": Parameter(kind=Count, default=Count.parse("2.5M"), help="how many numbers"),
+        "params": Parameter(kind=Count, default=Count.parse("2.5M"), help="number of parameters"),
         "layers": Parameter(
             kind=int, default=None, least=1, help="matrices; of at most 1024 rows if absent"
         ),

@@ -20,14 +20,24 @@ from thalweg.errors import WorkloadError
 from thalweg.workloads.job import Batch, Job, JobKind, mean_loss, seeded
 
 MODULES = (
-    "argparse difflib doctest enum inspect ipaddress mailbox optparse pickletools subprocess "
-    "tarfile typing"
+    "argparse",
+    "difflib",
+    "doctest",
+    "enum",
+    "inspect",
+    "ipaddress",
+    "mailbox",
+    "optparse",
+    "pickletools",
+    "subprocess",
+    "tarfile",
+    "typing",
 )
 ALPHABET = "\n" + "".join(map(chr, range(ord(" "), ord("~") + 1)))
 TINYGPT_HELD_OUT_FRACTION = 0.1
 EVALUATED_WINDOW_COUNT = 128
-CONTEXT = 64
-STRIDE = 16
+CONTEXT = 64  # characters of a window
+STRIDE = 16  # characters between the starts of two windows to train with
 WIDTH = 128
 HEADS = 4
 BLOCKS = 3
@@ -35,14 +45,14 @@ BLOCKS = 3
 
 def make(name: str) -> Job:
     text = encoded(_source())
-    training = round(len(text) * (1 - TINYGPT_HELD_OUT_FRACTION))
-    held_out = windows(text[training:], CONTEXT)
-    apart = len(held_out[0]) // EVALUATED_WINDOW_COUNT
-    evaluated = tuple(part[::apart][:EVALUATED_WINDOW_COUNT] for part in held_out)
+    split = round(len(text) * (1 - TINYGPT_HELD_OUT_FRACTION))
+    held_out = windows(text[split:], CONTEXT)
+    distance = len(held_out[0]) // EVALUATED_WINDOW_COUNT  # in windows
+    evaluated = tuple(part[::distance][:EVALUATED_WINDOW_COUNT] for part in held_out)
     return Job(
         name=name,
         model=seeded(GPT),
-        data=TensorDataset(*windows(text[:training], STRIDE)),
+        data=TensorDataset(*windows(text[:split], STRIDE)),
         losses=losses,
         optimizer=partial(torch.optim.AdamW, lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1),
         metric="loss",
@@ -61,7 +71,7 @@ class GPT(nn.Module):
         self.blocks = nn.Sequential(*(Block() for _ in range(BLOCKS)))
         self.norm = nn.LayerNorm(WIDTH)
         self.head = nn.Linear(WIDTH, len(ALPHABET), bias=False)
-        self.apply(_start_small)
+        self.apply(_initialise)
 
     def forward(self, characters: torch.Tensor) -> torch.Tensor:
         places = torch.arange(characters.shape[1], device=characters.device)
@@ -91,7 +101,7 @@ class Block(nn.Module):
 class Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        # Without a bias: that of the keys has no gradient but rounding errors, which Adam blows up.
+        # Without a bias: the gradient of the keys' bias is rounding error, which Adam amplifies.
         self.queries_keys_values = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
         self.out = nn.Linear(WIDTH, WIDTH)
 
@@ -119,11 +129,12 @@ def encoded(text: str) -> torch.Tensor:
 
 def windows(text: torch.Tensor, stride: int) -> Batch:
     """Windows of the text, and the same windows one character later, as views of the text."""
-    found = text.unfold(0, CONTEXT + 1, stride)
-    return found[:, :-1], found[:, 1:]
+    longer = text.unfold(0, CONTEXT + 1, stride)  # by the following character
+    return longer[:, :-1], longer[:, 1:]
 
 
-def _start_small(module: nn.Module) -> None:
+def _initialise(module: nn.Module) -> None:
+    """Draw small initial weights, as GPT-2 does, so that the first outputs are nearly uniform."""
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=0.02)
     if isinstance(module, nn.Linear) and module.bias is not None:
@@ -131,10 +142,9 @@ def _start_small(module: nn.Module) -> None:
 
 
 def _source() -> str:
-    names = MODULES.split()
     library = Path(sysconfig.get_path("stdlib"))
     try:
-        return "\n".join((library / f"{name}.py").read_text(encoding="utf-8") for name in names)
+        return "\n".join((library / f"{name}.py").read_text(encoding="utf-8") for name in MODULES)
     except OSError as error:
         raise WorkloadError(
             f"tinygpt can't read Python's own source: {error.strerror} ({error.filename})",

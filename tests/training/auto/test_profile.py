@@ -124,7 +124,7 @@ def test_who_is_late_is_found() -> None:
     assert found.straggler_delays[5].probability == pytest.approx(0.4)
     assert found.straggler_delays[5].delay.seconds == pytest.approx(3.0, abs=0.05)
     assert found.spread < 0.05
-    cluster = found.placed(Cluster.flat(8))
+    cluster = found.with_straggler_delays(Cluster.flat(8))
     assert cluster.host(5).late == found.straggler_delays[5]
     assert cluster.host(4).late == found.straggler_delays[0]
 
@@ -151,7 +151,9 @@ def test_a_host_is_as_late_as_its_ranks_are_on_average() -> None:
         workload=workload, straggler_delays=(often, seldom, often, StragglerDelay()), spread=0.0
     )
     hosts = [Host(name="a", ranks=(0, 1)), Host(name="b", ranks=(2,)), Host(name="c", ranks=(3,))]
-    a, b, c = found.placed(Cluster(racks=(Rack(name="r", hosts=tuple(hosts)),))).hosts
+    a, b, c = found.with_straggler_delays(
+        Cluster(racks=(Rack(name="r", hosts=tuple(hosts)),))
+    ).hosts
     assert a.late.probability == pytest.approx(0.15)
     assert 2 * a.late.probability * a.late.delay.seconds == pytest.approx(0.5)
     assert (b.late, c.late) == (often, StragglerDelay())

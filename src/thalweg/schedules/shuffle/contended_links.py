@@ -98,13 +98,13 @@ def contended_links(
     """The contended links of a group. `busy` is the compute time for each exchanged byte. Pairing
     of delegates isn't changed from the adopted one for a small gain."""
     usual_nic = median(rates.nics.values())
-    usual = _inside(group) / usual_nic + busy
+    baseline = _inside(group) / usual_nic + busy
     slow = {n: rate for n, rate in rates.nics.items() if rate < CONTENDED_RATE_RATIO * usual_nic}
     names = _names(group)
     crossing = {name: min(rates.uplinks.get(name, inf), usual_nic) for name in names}
-    racks = _apart(crossing, usual) if len(names) > 1 else ()
+    racks = _apart(crossing, baseline) if len(names) > 1 else ()
     pairs = in_pairs(group, rates, racks, busy, adopted)
-    return ContendedLinks(racks=racks, hosts=_paces(slow, usual), pairs=pairs)
+    return ContendedLinks(racks=racks, hosts=_paces(slow, baseline), pairs=pairs)
 
 
 def in_pairs(
@@ -114,20 +114,20 @@ def in_pairs(
     near = [name for name in _names(group) if name not in dict(apart)]
     if len(near) < 3:
         return False
-    usual = _inside(group) / median(rates.nics.values()) + busy
+    baseline = _inside(group) / median(rates.nics.values()) + busy
     ratio = PAIRING_STEP_RATIO
     if adopted is not None:
         ratio = ADOPTED_PAIRING_STEP_RATIOS[group.contended.pairs][adopted.pairs]
-    return _ring(len(near)) / min(rates.uplinks.get(name, inf) for name in near) > ratio * usual
+    return _ring(len(near)) / min(rates.uplinks.get(name, inf) for name in near) > ratio * baseline
 
 
 def _names(group: Group) -> list[str]:
     return [group.cluster.rack(rack[0]).name for rack in group.racks]
 
 
-def _apart(crossing: Mapping[str, float], usual: float) -> Paces:
+def _apart(crossing: Mapping[str, float], baseline: float) -> Paces:
     """The racks that are too slow, by the rates of one exchange through their uplinks."""
-    fits = usual / CONTENDED_RATE_RATIO
+    fits = baseline / CONTENDED_RATE_RATIO
     middle, whole = median(crossing.values()), _ring(len(crossing))
     slow = {
         name: rate
@@ -135,7 +135,7 @@ def _apart(crossing: Mapping[str, float], usual: float) -> Paces:
         if rate < CONTENDED_RATE_RATIO * middle and whole / rate > fits
     }
     others_are_slow = any(1 / crossing[name] > fits for name in crossing.keys() - slow)
-    return _paces(crossing if others_are_slow else slow, usual)
+    return _paces(crossing if others_are_slow else slow, baseline)
 
 
 def _ring(members: int) -> float:
@@ -150,9 +150,9 @@ def _inside(group: Group) -> float:
     return max(1.0, median(_ring(max(2, members)) for members in staying))
 
 
-def _paces(rates: Mapping[str, float], usual: float) -> Paces:
+def _paces(rates: Mapping[str, float], baseline: float) -> Paces:
     """The steps that a pair needs at each of these rates, as a power of two."""
-    given = PAIR_WINDOW_SLACK_FACTOR * usual
+    given = PAIR_WINDOW_SLACK_FACTOR * baseline
     needed = {name: 1 / rate / given for name, rate in rates.items()}
     return tuple(
         (name, int(min(MAX_WINDOW_STEPS, max(2, 2 ** ceil(log2(max(steps, 1.0)))))))

@@ -1,7 +1,8 @@
-"""One master: everybody sends it the data, it adds up and answers (UMW).
+"""Uncoded master and workers (UMW): all ranks send data to a master, which broadcasts the sum.
 
-The master's NIC carries N-1 times the data each way: fine for a few workers or small messages. It
-sits at the best connected member. Pieces let it answer the first while the rest is still coming.
+The NIC of the master carries N-1 times the data each way: fine for a few workers or small messages.
+The master is the best connected member. The data is cut into pieces, so that the master can
+broadcast the first while others are still arriving.
 
 The coded form (gradient coding, Tandon et al., ICML 2017) lets the master decode the full sum from
 any N-s workers: a coded tree of one layer.
@@ -19,6 +20,7 @@ from thalweg.schedules.trees import star as star_shape
 
 
 def star(group: Group, elements: int, itemsize: int, step: int, root: int | None) -> Schedule:
+    """The schedule with `root` as the master; with the best connected member if that is None."""
     master = group.best_connected() if root is None else root
     if master not in group.ranks:
         raise LayoutError(f"root {master} is not in the group", f"choose one of {group.ranks}")

@@ -187,14 +187,14 @@ class StragglerTrial:
         A longer trial begins like a shorter one.
         """
         draws = np.random.default_rng(self.seed).random((self.steps, self.workers + 1))
-        found = draws < (self.late if self.delay else 0.0)
-        found[:, 0] = False
-        return found
+        straggles = draws < (self.late if self.delay else 0.0)
+        straggles[:, 0] = False
+        return straggles
 
     def beyond(self, allocation: Allocation, counted: int) -> int:
         """The number of counted iterations with more stragglers than the scheme tolerates."""
         late = self.lateness()[UNCOUNTED_ITERATIONS : UNCOUNTED_ITERATIONS + counted]
-        return sum(not tolerates(allocation.tree, each) for each in late)
+        return sum(not tolerates(allocation.tree, stragglers) for stragglers in late)
 
     def link_seconds(self, rate: Rate) -> float:
         """The time per iteration that the busiest NIC needs for its messages."""

@@ -97,10 +97,10 @@ def _compared_schemes(cell: Mapping[str, Row]) -> Row:
 
 def _cells(rows: Sequence[Row]) -> dict[Setting, dict[str, Row]]:
     """The rows of all schemes by setting."""
-    found: dict[Setting, dict[str, Row]] = {}
+    cells: dict[Setting, dict[str, Row]] = {}
     for row in rows:
-        found.setdefault((row["bytes"], row["delay"], row["late"]), {})[row["scheme"]] = row
-    return found
+        cells.setdefault((row["bytes"], row["delay"], row["late"]), {})[row["scheme"]] = row
+    return cells
 
 
 def _title(name: str, row: Row) -> str:

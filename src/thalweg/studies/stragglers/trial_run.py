@@ -177,7 +177,7 @@ class _TrialRank:
             timeout=timedelta(seconds=ITERATION_TIMEOUT_SECONDS),
         )
         tensor = torch.empty(self.trial.elements)
-        own = [torch.from_numpy(each) for each in self.messages]
+        own = [torch.from_numpy(message) for message in self.messages]
         count, step = WARMUP_ITERATIONS, 0
         while step < count:
             sleep(self.compute + self.trial.delay * self.straggles[step])
@@ -283,7 +283,7 @@ def expected_sums(
         rank: Node(rank, pieces_of([schedule], [ElementType()], rank), allocation)
         for rank in allocation.ranks
     }
-    found = []
+    sums = []
     for model in range(len(next(iter(messages.values())))):
         queue = deque(
             (rank, sent)
@@ -296,7 +296,7 @@ def expected_sums(
                 receiver = sent.peer
                 answers = nodes[receiver].arrive(sent._replace(peer=sender))
                 queue.extend((receiver, answer) for answer in answers)
-        found.append(np.concatenate(nodes[allocation.host].finished[model].arrays))
+        sums.append(np.concatenate(nodes[allocation.host].finished[model].arrays))
         for node in nodes.values():
             node.skip_to(model + 1)
-    return found
+    return sums

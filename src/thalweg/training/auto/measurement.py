@@ -87,7 +87,7 @@ class RunCalibrator:
         assumed = found.machine.assumed
         if workload.costs == Costs():
             assumed = (*assumed, NO_COMPUTE_ASSUMPTION)
-        cluster = self._profiled.placed(found.cluster)
+        cluster = self._profiled.with_straggler_delays(found.cluster)
         return RunSituation(
             cluster=replace(cluster, assumed=(ONE_RACK_ASSUMPTION,) if one_rack else ()),
             machine=replace(found.machine, codecs=self._costs, assumed=assumed),

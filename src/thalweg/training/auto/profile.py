@@ -119,7 +119,7 @@ class ProfileResult:
     straggler_delays: tuple[StragglerDelay, ...]  # by rank
     spread: float
 
-    def placed(self, cluster: Cluster) -> Cluster:
+    def with_straggler_delays(self, cluster: Cluster) -> Cluster:
         """The cluster with the straggler delays of its hosts. Every rank of a host has the mean
         probability of its ranks."""
 
