@@ -467,7 +467,9 @@ class Recovery:
         if waits_for_nobody(session.plan) and session.tree is None:
             return rank == session.checkpoint_writer()
         assert self.membership is not None
-        return session.tree is None or session.tree.needs(rank, self.membership.suspected)
+        return session.tree is None or session.tree.must_rebuild_without(
+            rank, self.membership.suspected
+        )
 
 
 def _fitting(plan: Plan, group: Group) -> Plan:
