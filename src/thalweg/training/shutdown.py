@@ -40,7 +40,7 @@ class Shutdown:
     def fail(self, problem: str) -> None:
         self.failed = True
         if not self.is_spare:
-            self.abort_flag.raise_flag(problem)
+            self.abort_flag.publish(problem)
 
     @contextmanager
     def publishing_errors(self) -> Iterator[None]:

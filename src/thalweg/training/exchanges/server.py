@@ -357,9 +357,7 @@ class ServerThread:
                         log.warning("rank %d failed; its part of the data is lost", rank)
                         self._deliver(self.server.remove_worker(rank))
         except BaseException as error:
-            self._abort_flag.raise_flag(
-                f"the server of asp failed: {type(error).__name__}: {error}"
-            )
+            self._abort_flag.publish(f"the server of asp failed: {type(error).__name__}: {error}")
             self.broken = error
 
     def _is_gone(self, rank: int) -> bool:

@@ -84,8 +84,8 @@ class TreeExchange(Exchange):
         return self._waits and (len(absent) > self.relay.spare or self.relay.is_overdue)
 
     def left_behind(self, step: int) -> bool:
-        """True if this rank needs a snapshot: the result of `step`, or of an earlier one, isn't kept
-        any more."""
+        """True if this rank must load a snapshot: it has diverged, or the result of `step` isn't
+        kept any more."""
         return self.has_diverged or self.relay.result_expired(step)
 
     def serve(self) -> None:
@@ -118,7 +118,7 @@ class TreeExchange(Exchange):
         return True
 
     def close(self) -> None:
-        self._layout = replace(self._layout, buckets=())  # no step is finished any more
+        self._layout = replace(self._layout, buckets=())  # free the buckets with the synchronizer
         self.relay.close()
 
     def _has_ended(self, rank: int) -> bool:
