@@ -19,8 +19,8 @@ from time import monotonic
 from typing import Any
 
 from thalweg.errors import DEBUG_VARIABLE, UsageError, WorkerFailed, ranks_text
+from thalweg.launch.launcher_variables import LAUNCHER_VARIABLE
 from thalweg.launch.place import HERE, Place
-from thalweg.launch.rank_assignment import LAUNCHER_VARIABLE
 from thalweg.launch.root_cause import root_cause
 from thalweg.launch.secret import SECRET_VARIABLE, find_secret, new_secret
 from thalweg.launch.worker_group import OnLine, OnMessage, SupervisorHook, WorkerGroup

@@ -20,7 +20,7 @@ from thalweg.doctor.local_checks import preflight, publish
 from thalweg.engine.engine import Engine
 from thalweg.errors import PlanError, UsageError
 from thalweg.facts import Cluster, Duration, counted, format_cluster
-from thalweg.launch.rank_assignment import RECORDS_VARIABLE, find_cluster
+from thalweg.launch.launcher_variables import RECORDS_VARIABLE, find_cluster
 from thalweg.members.membership import Membership
 from thalweg.members.world import World
 from thalweg.plan import Plan
