@@ -210,15 +210,15 @@ def _is_protected(plan: Plan) -> bool:
 def _of_torch(optimizer: Any) -> torch.optim.Optimizer:
     """The torch optimizer: the given one, or the one inside it if it has no step hooks, as with
     trainers' wrappers."""
-    found, hooks = optimizer, "_optimizer_step_pre_hooks"
-    while not hasattr(found, hooks) and hasattr(found, "optimizer"):
-        found = found.optimizer
-    if not isinstance(found, torch.optim.Optimizer) or not hasattr(found, hooks):
+    wrapped, hooks = optimizer, "_optimizer_step_pre_hooks"
+    while not hasattr(wrapped, hooks) and hasattr(wrapped, "optimizer"):
+        wrapped = wrapped.optimizer
+    if not isinstance(wrapped, torch.optim.Optimizer) or not hasattr(wrapped, hooks):
         raise UsageError(
             f"{type(optimizer).__name__} is not a torch optimizer, and wraps none as .optimizer",
             "give attach() the torch optimizer",
         )
-    return found
+    return wrapped
 
 
 def _refuse_what_does_not_fit(

@@ -96,7 +96,7 @@ class ParameterSynchronizer(Synchronizer):
             rank_rounds = rank_step.of(bucket.index)
             if not rank_rounds:
                 continue
-            first, *_ = rank_rounds  # the rounds of a bucket differ in their payload only
+            first, *_ = rank_rounds  # its divisor makes the sum of all rounds a mean
             self._fill(bucket, 1 / first.divisor, keep=first.round.delay > 0)
             futures.append(self._engine.submit(rounds.work(bucket, rank_rounds, step, first_round)))
             buckets.append(bucket)
