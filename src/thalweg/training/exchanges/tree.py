@@ -118,7 +118,7 @@ class TreeExchange(Exchange):
         return True
 
     def close(self) -> None:
-        self._layout = replace(self._layout, buckets=())  # free the buckets with the synchronizer
+        self._layout = replace(self._layout, buckets=())  # the vectors still refer to them
         self.relay.close()
 
     def _has_ended(self, rank: int) -> bool:
