@@ -1,4 +1,4 @@
-"""What a step would take, on a cluster that isn't there: nothing is run.
+"""Predicted step times of three plans on a cluster that doesn't exist; nothing is trained.
 
 python examples/predict.py
 """

@@ -6,15 +6,17 @@ import socket
 from time import monotonic, sleep
 
 import numpy as np
+import pytest
 import torch.distributed as dist
 
 from tests.transports.ranks import LABEL, in_a_process, soon
 from tests.transports.strangers import Receiver
 from thalweg.transports import TcpTransport
-from thalweg.transports.connection import Outbound, Outgoing
+from thalweg.transports.connection import Inbound, Outbound, Outgoing, Received
 from thalweg.transports.peer_record import PeerRecord
 from thalweg.transports.security import SecurityConfig
 from thalweg.transports.tcp import TCP_PURPOSE
+from thalweg.transports.transport import Array, Landing
 
 
 def test_failures_at_the_former_address_of_a_peer_do_not_count() -> None:
@@ -64,3 +66,36 @@ def test_a_message_is_done_once_its_last_byte_was_taken() -> None:
         while len(came) < 3 * 300_008:
             came += theirs.recv(1 << 20)
         assert came == b"".join(b"h" * 8 + bytes([n]) * 300_000 for n in range(3))
+
+
+@pytest.mark.parametrize("nbytes", [1000, 100_000])
+@pytest.mark.parametrize("placed", [False, True])
+def test_only_a_target_that_was_chosen_is_detached_from_a_message(
+    nbytes: int, placed: bool
+) -> None:
+    """A message in memory of its own may belong to the membership epoch that begins: it arrives
+    whole, although half of it was read before. A chosen target is not written to any more."""
+    sender, receiver = socket.socketpair()
+    receiver.setblocking(False)
+    target = np.zeros(nbytes, np.uint8)
+    sent = (np.arange(nbytes) % 251 + 1).astype(np.uint8)
+    messages: list[Received] = []
+
+    def place(rank: int, header: bytes, size: int) -> Landing | None:
+        return Landing(target) if placed else None
+
+    inbound = Inbound(receiver, 1, None, 8)
+    sender.sendall(nbytes.to_bytes(8, "little") + sent[: nbytes // 2].tobytes())
+    assert inbound.read(messages, place)
+    begun: Array = target.copy()
+    inbound.detach_target()
+    sender.sendall(sent[nbytes // 2 :].tobytes())
+    assert inbound.read(messages, place)
+    [message] = messages
+    if placed:
+        assert begun.any()
+        np.testing.assert_array_equal(target, begun)
+    else:
+        np.testing.assert_array_equal(message.array, sent)
+    sender.close()
+    receiver.close()

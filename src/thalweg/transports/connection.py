@@ -235,6 +235,7 @@ class Inbound:
         self._nbytes = 0  # of its payload
         self._at = 0  # received bytes of the payload
         self._array = EMPTY_ARRAY  # the payload, or its target
+        self._is_placed = False  # True if `place` chose the array of the incoming message
         self._into = EMPTY_MEMORY  # the memory of this array
         self._add: Add | None = None  # consumes pieces, where they are not just stored
         self._scratch = EMPTY_MEMORY  # for such pieces
@@ -275,9 +276,10 @@ class Inbound:
         return True
 
     def detach_target(self) -> None:
-        """Read the rest of the incoming message into new memory, since its target is needed for
-        another purpose. The message is not to be used."""
-        if self._header is not None:
+        """Read the rest of the incoming message into new memory if `place` chose its target, which
+        is needed for another purpose. That message is not to be used. A message in memory of its
+        own is complete: it may belong to the epoch that begins."""
+        if self._is_placed:
             self._set_target(np.empty(self._nbytes, np.uint8), None)
 
     def _room(self) -> memoryview:
@@ -316,6 +318,7 @@ class Inbound:
         nbytes = int.from_bytes(header[-PAYLOAD_LENGTH_BYTES:], "little")
         landing = place(self.rank, header, nbytes)
         self._header, self._nbytes, self._at = header, nbytes, 0
+        self._is_placed = landing is not None
         if landing is not None:
             self._set_target(landing.array, landing.add)
             return
@@ -369,4 +372,5 @@ class Inbound:
         assert self._header is not None
         message = Received(self.rank, self._header, self._array)
         self._header, self._array, self._into, self._add = None, EMPTY_ARRAY, EMPTY_MEMORY, None
+        self._is_placed = False
         return message
