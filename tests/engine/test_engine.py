@@ -263,7 +263,7 @@ def test_a_vector_of_another_size_is_refused() -> None:
 def test_an_alarm_ends_the_waiting_of_others_soon_and_names_the_cause() -> None:
     def work(engine: Engine) -> None:
         if engine.rank == 0:
-            engine._abort_flag.raise_flag("the loss is NaN")
+            engine._abort_flag.publish("the loss is NaN")
             return
         with pytest.raises(PeerFailed, match="rank 0 aborted: the loss is NaN; look at the output"):
             engine.run([task(engine.rank, ones())])

@@ -28,7 +28,7 @@ from thalweg.lab import Lab, sweep
 from thalweg.lab.fabric import has_netem
 from thalweg.lab.lab import MESSAGE_CORE_SECONDS
 from thalweg.lab.namespaces import inside
-from thalweg.launch.rank_assignment import CLUSTER_VARIABLE
+from thalweg.launch.launcher_variables import CLUSTER_VARIABLE
 from thalweg.launch.worker_process import SendMessage, fork
 
 pytestmark = pytest.mark.usefixtures("needs_lab")

@@ -32,7 +32,7 @@ def store(request: pytest.FixtureRequest) -> Any:
 def test_all_but_the_one_that_raised_it_poll_it(store: Any) -> None:
     abort_flags = [AbortFlag(store, rank) for rank in range(3)]
     assert [abort_flag.poll() for abort_flag in abort_flags] == [None] * 3
-    abort_flags[1].raise_flag("the loss is NaN\n  at step 7 \u00e9\udc80")
+    abort_flags[1].publish("the loss is NaN\n  at step 7 \u00e9\udc80")
     assert abort_flags[1].poll() is None
     for rank in (0, 2):
         abort = abort_flags[rank].poll()
@@ -44,8 +44,8 @@ def test_all_but_the_one_that_raised_it_poll_it(store: Any) -> None:
 def test_the_first_is_the_cause() -> None:
     store = dist.HashStore()
     cause, consequence, late = (AbortFlag(store, rank) for rank in range(3))
-    cause.raise_flag("the disk is full")
-    consequence.raise_flag("rank 0 is gone")
+    cause.publish("the disk is full")
+    consequence.publish("rank 0 is gone")
     for abort_flag in (consequence, late):
         assert "rank 0 aborted: the disk is full" in str(abort_flag.poll())
     assert cause.poll() is None
@@ -58,7 +58,7 @@ def test_many_at_once_agree_on_one(store: Any) -> None:
     def work(rank: int) -> str | None:
         abort_flag = AbortFlag(store, rank)
         barrier.wait()
-        abort_flag.raise_flag("me")
+        abort_flag.publish("me")
         abort = abort_flag.poll()
         return abort and abort.problem
 
@@ -77,7 +77,7 @@ def test_it_is_polled_while_another_thread_waits_for_the_store() -> None:
     probes: list[threading.Thread] = []
     while not is_blocked(client, probes):
         pass
-    other.raise_flag("enough")
+    other.publish("enough")
     assert "enough" in str(abort_flag.poll())
     assert waiting.is_alive()
     master.set("never until the end", "")
@@ -104,7 +104,7 @@ def test_a_store_that_is_gone_counts_as_raised() -> None:
         assert isinstance(abort, PeerFailed)
         assert abort.problem.startswith("the store is lost (rank 0 can't reach the store: ")
         assert "\n" not in str(abort)
-    abort_flag.raise_flag("and nobody hears it")
+    abort_flag.publish("and nobody hears it")
 
 
 @contextmanager
@@ -134,7 +134,7 @@ def test_a_store_that_does_not_answer() -> None:
         start = monotonic()
         abort = abort_flag.poll()
         known = monotonic()
-        abort_flag.raise_flag("and nobody hears it")  # at once: it is known by now
+        abort_flag.publish("and nobody hears it")  # at once: it is known by now
         assert monotonic() - known < known - start
         assert abort is not None
         assert "the store is lost (rank 5 can't reach the store: no answer within 1 s)" in str(

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import json
 import threading
+from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 
-from thalweg.members.activity import Activity, activity_text, key_of, last_seen, place_in_script
+from thalweg.members.activity import Activity, activity_text, key_of, last_seen, script_line
 
 
 def test_what_a_thread_is_doing_is_told_with_its_line() -> None:
@@ -22,15 +24,23 @@ def test_what_a_thread_is_doing_is_told_with_its_line() -> None:
     thread = threading.Thread(target=collate)
     thread.start()
     assert there.wait(20)
-    found = made[0].entries(long=-1.0)
+    found = made[0].entries(locate_after=-1.0)
     assert found["where"].startswith("test_activity.py:")
     assert found["where"].endswith("(collate)")
     assert "in forward of step 41 for " in activity_text(found)
     assert ", at test_activity.py:" in activity_text(found)
-    assert made[0].entries(long=60.0)["where"] == ""  # not long enough to look
+    assert made[0].entries(locate_after=60.0)["where"] == ""  # not long enough to look
     go_on.set()
     thread.join()
-    assert place_in_script(thread.ident or 0) == ""  # it has ended
+    assert script_line(thread.ident or 0) == ""  # it has ended
+
+
+def test_a_library_whose_name_begins_with_torch_is_not_torch() -> None:
+    path = f"{Path(torch.__file__).parent.resolve()}vision/transforms.py"
+    names = {"line": lambda: script_line(threading.get_ident())}
+    exec(compile("def resize():\n    return line()\n", path, "exec"), names)
+    names["line"].__code__ = names["line"].__code__.replace(co_filename="<string>")
+    assert names["resize"]() == "transforms.py:2 (resize)"
 
 
 def test_it_is_found_in_the_store() -> None:

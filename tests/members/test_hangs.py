@@ -60,7 +60,7 @@ def test_nobody_where_steps_take_long_anyway() -> None:
         1: said(1, "forward", 50.0, usual=usual),
     }
     assert found.find_hung(reports) == []
-    assert found.long == LONG_PHASE_STEP_FACTOR * usual
+    assert found.hang_seconds == LONG_PHASE_STEP_FACTOR * usual
 
 
 def test_nobody_where_nobody_waits() -> None:

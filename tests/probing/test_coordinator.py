@@ -65,7 +65,7 @@ def test_who_waits_for_an_order_hears_the_alarm() -> None:
     def work(transport: Transport) -> None:
         abort_flag = AbortFlag(store, transport.rank, 2)
         if transport.rank == 0:
-            abort_flag.raise_flag("the disk is full")
+            abort_flag.publish("the disk is full")
         else:
             serve(ProbeMessenger(transport, abort_flag, 20.0))
 

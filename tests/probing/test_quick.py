@@ -7,7 +7,7 @@ import pytest
 
 from tests.probing.simulated import Simulated
 from thalweg.facts import Cluster, Duplex, Host, Rack
-from thalweg.launch.rank_assignment import find_cluster
+from thalweg.launch.launcher_variables import find_cluster
 from thalweg.probing.calibration import survey_quickly
 from thalweg.probing.survey import survey
 

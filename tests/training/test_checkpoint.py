@@ -16,16 +16,18 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from socket import gethostname
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from torch import nn
 
 from tests.examples import examples
 from tests.training.test_state_encoding import assert_same
-from thalweg.errors import CheckpointError
+from thalweg.errors import CheckpointError, RunError
 from thalweg.training import checkpoint as module
 from thalweg.training.checkpoint import (
     ABANDONED_WRITER_SECONDS,
@@ -34,7 +36,7 @@ from thalweg.training.checkpoint import (
     read,
     write,
 )
-from thalweg.training.checkpoint_io import newest
+from thalweg.training.checkpoint_io import load, newest
 
 FILES = ["model", "optimizer", "state", "ranks"]
 
@@ -553,3 +555,18 @@ def test_a_killed_writer_leaves_a_checkpoint(
     tmp_path: Path, elsewhere: multiprocessing.pool.Pool
 ) -> None:
     assert elsewhere.apply(kill_writers, (tmp_path, 30)) > 0
+
+
+def test_a_timeout_of_load_names_the_rank_that_reads(tmp_path: Path) -> None:
+    session: Any = SimpleNamespace(
+        rank=1,
+        world=SimpleNamespace(rank=1, wait_for=lambda *_: None),
+        engine=SimpleNamespace(timeout=1.0),
+        abort_flag=None,
+        model=nn.Linear(1, 1),
+        optimizer=None,
+        plan="ring",
+        checkpoint_writer=lambda: 0,
+    )
+    with pytest.raises(RunError, match="'resume' in the store; look at the output of rank 0"):
+        load(session, tmp_path)

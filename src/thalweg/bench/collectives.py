@@ -33,7 +33,7 @@ from thalweg.catalog import default_catalog, parse_plan
 from thalweg.engine.engine import Engine
 from thalweg.errors import ScheduleError
 from thalweg.facts import Cluster, Size, Workload
-from thalweg.launch.rank_assignment import find_cluster
+from thalweg.launch.launcher_variables import find_cluster
 from thalweg.members.world import World
 from thalweg.plan import TRANSPORT, Choice, Plan
 from thalweg.predict import synchronisation_seconds

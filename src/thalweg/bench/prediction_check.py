@@ -35,7 +35,7 @@ from thalweg.facts import (
     parse_cluster,
 )
 from thalweg.lab import Event
-from thalweg.launch.rank_assignment import find_cluster
+from thalweg.launch.launcher_variables import find_cluster
 from thalweg.launch.supervisor import SendMessage
 from thalweg.plan import Plan
 from thalweg.predict import Breakdown, Estimate, predict

@@ -11,8 +11,8 @@ from typing import Any
 from thalweg import lab as labs
 from thalweg.errors import RunError
 from thalweg.facts import Cluster, counted
+from thalweg.launch.launcher_variables import read_rank_assignment
 from thalweg.launch.place import HERE, Place
-from thalweg.launch.rank_assignment import read_rank_assignment
 from thalweg.launch.supervisor import SendMessage, run_workers
 from thalweg.members.world import World
 

@@ -26,7 +26,7 @@ from thalweg.bench.simulated_compute import ComputeSleeper, SimulatedCompute, sh
 from thalweg.catalog import parse_plan
 from thalweg.errors import RunError, UsageError
 from thalweg.facts import Cluster, Duration
-from thalweg.launch.rank_assignment import CLUSTER_VARIABLE
+from thalweg.launch.launcher_variables import CLUSTER_VARIABLE
 from thalweg.members.world import MAX_STORE_POLL_SECONDS, World
 from thalweg.redundancy import spare_ranks
 from thalweg.schedules import Group

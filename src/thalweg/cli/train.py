@@ -30,7 +30,7 @@ from thalweg.cli.output import Output, choice_line, progress_bar
 from thalweg.declarations import listed
 from thalweg.errors import RunError, UsageError
 from thalweg.facts import Duration, about, counted
-from thalweg.launch.rank_assignment import RECORDS_VARIABLE
+from thalweg.launch.launcher_variables import RECORDS_VARIABLE
 from thalweg.launch.supervisor import run_command
 from thalweg.report.tables import Columns, table_of
 

@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from thalweg.doctor.finding import Finding, RankFacts, fail, ok, together, warn
 from thalweg.facts import about
-from thalweg.launch.rank_assignment import RankAssignment
+from thalweg.launch.launcher_variables import RankAssignment
 
 SHOWN_VARIABLES_PATTERN = re.compile(
     r"RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|CUDA_VISIBLE_DEVICES"

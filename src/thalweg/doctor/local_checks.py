@@ -31,7 +31,7 @@ from thalweg.doctor.environment import cores, version_differences, versions
 from thalweg.doctor.finding import Finding, RankFacts, fail, ok, warn
 from thalweg.errors import ThalwegError
 from thalweg.facts import about, read_cluster
-from thalweg.launch.rank_assignment import CLUSTER_VARIABLE, RankAssignment, find_cluster
+from thalweg.launch.launcher_variables import CLUSTER_VARIABLE, RankAssignment, find_cluster
 from thalweg.launch.secret import SECRET_FILE_VARIABLE, SECRET_VARIABLE, find_secret
 from thalweg.members.world import INTERFACE_VARIABLES, World, own_address
 from thalweg.probing.coordinator import host_description

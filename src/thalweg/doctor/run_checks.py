@@ -35,7 +35,7 @@ from thalweg.doctor.ping import (
 )
 from thalweg.errors import RunError, ThalwegError
 from thalweg.facts import counted
-from thalweg.launch.rank_assignment import read_rank_assignment
+from thalweg.launch.launcher_variables import read_rank_assignment
 from thalweg.members.world import MAX_STORE_POLL_SECONDS, MIN_STORE_POLL_SECONDS, World
 from thalweg.transports.store_client import Store
 

@@ -320,7 +320,7 @@ class Engine:
     def _fail(self, error: BaseException) -> None:
         """Fail all submissions with this error, so that no thread or rank waits in vain."""
         interrupted = self._interrupted(error)
-        self._broken = interrupted or self._abort_flag.first_cause(error)
+        self._broken = interrupted or self._abort_flag.publish_error(error)
         self._abort(self._broken)
         if interrupted is None:
             self._transport.close()

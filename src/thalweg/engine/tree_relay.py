@@ -415,9 +415,12 @@ class Relay:
         )
         if not self.is_closed and (
             self.rank == self._host
-            or (isinstance(error, PeerLost) and self._abort_flag.witness("no root") > self.spare)
+            or (
+                isinstance(error, PeerLost)
+                and self._abort_flag.count_report("no root") > self.spare
+            )
         ):
-            self._abort_flag.raise_flag(meant.problem)
+            self._abort_flag.publish(meant.problem)
         with self._changed:
             self._broken = meant
             self._changed.notify_all()

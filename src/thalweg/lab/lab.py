@@ -25,8 +25,8 @@ from thalweg.lab.links import LabLinks
 from thalweg.lab.namespaces import enter, processes, refused, remove, set_host_identity
 from thalweg.lab.registry import CLUSTER_FILE, HOSTS_FILE, LabRecord
 from thalweg.lab.shaping import declared
+from thalweg.launch.launcher_variables import CLUSTER_VARIABLE
 from thalweg.launch.place import Place
-from thalweg.launch.rank_assignment import CLUSTER_VARIABLE
 from thalweg.launch.supervisor import SendMessage, ignore, print_prefixed, run_workers
 from thalweg.launch.worker_group import OnLine, OnMessage
 from thalweg.launch.worker_process import RESTARTS_VARIABLE, signals_blocked

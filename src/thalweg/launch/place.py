@@ -1,4 +1,9 @@
-"""The place where the workers of a run are."""
+"""Where the workers of a run are: on this machine, or in a lab.
+
+The supervisor forks the processes of the store and of the workers on this machine either way. They
+differ in the network namespace that they enter and in their environment: here all share the host's
+network, and in a lab (`lab.lab.LabPlace`) each worker has the namespace of its emulated host.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +11,16 @@ from collections.abc import Mapping
 
 
 class Place:
-    """The base class: this machine with all workers. The lab is another place."""
+    """All workers on this machine; a subclass for another place overrides what differs."""
 
     @property
     def address(self) -> str:
-        """The address at which the store listens."""
+        """The address at which the store listens and workers reach it."""
         return "127.0.0.1"
 
     def enter(self, rank: int | None) -> None:
-        """Prepare a new worker process, or with None the store's."""
+        """Prepare the process that calls this: a forked worker of this rank before its work, or
+        with None the forked store before it listens. Nothing to do here."""
 
     def environment(self, rank: int) -> Mapping[str, str]:
         """The environment variables of this worker beyond those of all workers."""

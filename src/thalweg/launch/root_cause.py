@@ -1,4 +1,5 @@
-"""The root cause of several failures: the first in time that isn't a consequence of another."""
+"""The root cause of several failures: the first in time that isn't a consequence of another. And
+the failure of a program that only printed it: `StderrFailure` finds the failure in its output."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ CONSEQUENTIAL_ERRORS = {
         kind.__name__
         for kind in (Interrupted, PeerFailed, PeerLate, PeerLost, StoreLost, TransportClosed)
     ),
-    *("DistBackendError", "DistNetworkError", "DistStoreError"),
+    "DistBackendError",
+    "DistNetworkError",
+    "DistStoreError",
 }
 """Errors of a worker that are consequences of another rank's failure."""
 
@@ -41,12 +44,12 @@ class WorkerExit:
     result: dict[str, Any] | None
 
     def is_consequence(self) -> bool:
+        """True if another rank's failure caused this one."""
         if self.failure is None:
             return False
         return self.failure.kind in CONSEQUENTIAL_ERRORS or "gloo/transport" in self.failure.problem
 
-    def is_mistake(self) -> bool:
-        """True if the failure is a usage error."""
+    def is_usage_error(self) -> bool:
         return self.failure is not None and self.failure.exit_code == UsageError.exit_code
 
     def as_error(self, who: str) -> WorkerFailed:
@@ -71,14 +74,20 @@ def root_cause(
     size: int,
     failures: Sequence[WorkerExit],
     killed: Sequence[int],
-    called: Callable[[int], str],
+    label: Callable[[int], str],
     spare: Collection[int] = (),
 ) -> ThalwegError:
-    """The first failure that isn't a consequence, preferably of a rank that isn't spare; a usage
-    error that all ranks share is raised as such. `killed` are the ranks that a hook killed."""
-    said = {exit_.failure for exit_ in failures}
-    if len(failures) == size and len(said) == 1:
-        failure = said.pop()
+    """Return the error to raise for these failures, of which there is one at least; `label` names
+    a rank, and `killed` are the ranks that a hook killed.
+
+    1. If all ranks failed with the same failure, it is returned once.
+    2. If a rank was killed, and all failures are consequences, the kill is the root cause.
+    3. Otherwise it is the first failure that isn't a consequence, preferably of a rank that isn't
+       `spare`; the first of all if all are consequences.
+    """
+    distinct = {exit_.failure for exit_ in failures}
+    if len(failures) == size and len(distinct) == 1:
+        failure = distinct.pop()
         if failure is not None and failure.exit_code == UsageError.exit_code:
             return UsageError(failure.problem, failure.remedy)
         if failure is not None and size > 1:
@@ -86,10 +95,10 @@ def root_cause(
     causes = [exit_ for exit_ in failures if not exit_.is_consequence()]
     causes.sort(key=lambda exit_: exit_.rank in spare)
     first = (causes or failures)[0]
-    error = first.as_error(called(first.rank))
+    error = first.as_error(label(first.rank))
     if killed and not causes:
         return WorkerFailed(
-            f"{called(killed[0])} was killed on purpose, and the others can't continue without it: "
+            f"{label(killed[0])} was killed on purpose, and the others can't continue without it: "
             f"{error.problem}",
             "use a plan that tolerates this, or remove the event",
         )
@@ -104,9 +113,9 @@ def _signal_name(number: int) -> str:
 
 
 class StderrFailure:
-    """The failure of a program, parsed from its standard error line by line, as it has no other
-    channel to the supervisor: the line with which Thalweg ends a worker, or the last line of a
-    traceback. `failure` is the last one found, and `line` Thalweg's line for it."""
+    """The last failure in the standard error of a program, which has no other channel to the
+    supervisor. `read_line` is called with each line, and finds two kinds of failure: the line with
+    which Thalweg ends a worker, which is kept in `line`, and the last line of a traceback."""
 
     def __init__(self) -> None:
         self.failure: Failure | None = None
@@ -118,7 +127,7 @@ class StderrFailure:
         line = re.sub(r"^\[rank\d+\]: ", "", line)  # torch's prefix, with a process group
         if line.startswith("thalweg: "):
             problem, _, remedy = line.removeprefix("thalweg: ").rpartition("; ")
-            problem = re.sub(r"^rank \d+: ", "", problem)  # the rank is printed anyway
+            problem = re.sub(r"^rank \d+: ", "", problem)  # errors of workers begin with the rank
             kind = PeerFailed.__name__ if re.match(r"rank \d+ aborted: ", problem) else ""
             self.failure = Failure(kind=kind, problem=problem, remedy=remedy, exit_code=1)
             self.line = line

@@ -53,12 +53,12 @@ def _read(path: str) -> bytes:
             f"{SECRET_FILE_VARIABLE} names {path}: {error.strerror}", "name an existing file"
         ) from None
     try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             raise LaunchError(f"{path} isn't a regular file", "name one that holds the secret")
-        if found.st_uid != os.geteuid():
+        if status.st_uid != os.geteuid():
             raise LaunchError(f"{path} belongs to another user", "make a copy of your own")
-        if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise LaunchError(
                 f"others than its owner have permissions for {path}", f"run chmod 600 {path}"
             )

@@ -17,8 +17,8 @@ from datetime import timedelta
 from typing import NoReturn
 
 from thalweg.errors import LaunchError, ThalwegError
+from thalweg.launch.launcher_variables import STORE_BACKLOG_COUNT
 from thalweg.launch.place import Place
-from thalweg.launch.rank_assignment import STORE_BACKLOG_COUNT
 from thalweg.launch.worker_process import fork
 
 

@@ -19,8 +19,8 @@ from time import monotonic
 from typing import Any
 
 from thalweg.errors import DEBUG_VARIABLE, UsageError, WorkerFailed, ranks_text
+from thalweg.launch.launcher_variables import LAUNCHER_VARIABLE
 from thalweg.launch.place import HERE, Place
-from thalweg.launch.rank_assignment import LAUNCHER_VARIABLE
 from thalweg.launch.root_cause import root_cause
 from thalweg.launch.secret import SECRET_VARIABLE, find_secret, new_secret
 from thalweg.launch.worker_group import OnLine, OnMessage, SupervisorHook, WorkerGroup
@@ -76,11 +76,11 @@ def run_workers(
         director=director,
         spare=spare,
         survives=survives,
-        restarts=restarts,
+        max_restarts=restarts,
     )
     wanted = DEBUG_VARIABLE in os.environ if debug is None else debug
     _supervise(workers, limited, grace, timeout, wanted)
-    results: dict[int, dict[str, Any]] = {exit_.rank: exit_.result or {} for exit_ in workers.ends}
+    results: dict[int, dict[str, Any]] = {exit_.rank: exit_.result or {} for exit_ in workers.exits}
     return [results[rank] for rank in range(size)]
 
 
@@ -106,7 +106,7 @@ def run_command(
         returns=False,
         keep_going=keep_going,
         survives=True,
-        restarts=restarts,
+        max_restarts=restarts,
         on_message=ignore,
         on_line=on_line,
     )
@@ -132,16 +132,16 @@ def _supervise(
                 workers.interrupt(grace)
         finally:
             workers.end(grace)
-    if workers.callback_error is not None:
-        raise workers.callback_error
+    if workers.error is not None:
+        raise workers.error
     if workers.signals:
         raise KeyboardInterrupt
     if workers.has_failed() or workers.is_lost():
-        why = root_cause(
+        error = root_cause(
             workers.size, workers.failures, workers.killed, workers.place.label, workers.spare
         )
-        workers.report_failures_except(why.problem)
-        raise why from None
+        workers.print_failures_except(error.problem)
+        raise error from None
     if overdue:
         raise WorkerFailed(
             f"{ranks_text(overdue)} didn't finish within {timeout:g} s",

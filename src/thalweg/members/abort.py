@@ -1,7 +1,8 @@
 """The abort flag: a rank that fails publishes the cause, and the others stop waiting for it.
 
-The flag is one key of the store. The first rank to set it is the root cause; later failures are
-consequences and change nothing.
+The flag is one key of the store, which keeps its first value: a rank and the problem of that rank.
+Later failures are consequences of the first, and change nothing. The rank that publishes need not
+be the root cause: one that timed out waiting for another publishes which ranks are.
 """
 
 from __future__ import annotations
@@ -31,42 +32,45 @@ _ABORT_KEY = "alarm"
 
 
 class AbortFlag:
-    """The abort flag of all `ranks`, as one of them uses it; and a roll call through the store.
+    """The abort flag of all `ranks`, as one of them uses it; and the roll call through the store.
 
     When one rank of a ring stops, all others wait for a neighbour, and each would blame its own. So
-    the first rank that times out starts a roll call; ranks that wait respond, since they poll the
-    store meanwhile. A rank that doesn't respond is dead, partitioned, or busy with something else:
-    the root cause.
+    the first rank that times out starts the roll call, of which each membership epoch has one at
+    most. Ranks that wait respond, since they poll the store meanwhile. A rank that doesn't respond
+    is dead, partitioned, or busy with something else: the root cause.
     """
 
     def __init__(self, store: Store, rank: int, ranks: Sequence[int] = ()) -> None:
         self._store_client = StoreClient(store, rank)
         self._ranks = ranks or (rank,)
-        self._responded = False
-        self._found: PeerFailed | None = None  # by this rank's roll call
+        self._responded = False  # to the roll call
+        self._roll_call_failure: PeerFailed | None = None  # the root cause by this rank's roll call
 
-    def raise_flag(self, problem: str) -> None:
-        """Publish why this rank fails. Never raises: the store may be lost as well."""
+    def publish(self, problem: str) -> None:
+        """Set the flag, unless it is set: this rank fails with this problem. Never raises an error,
+        as the store may be lost as well."""
         text = json.dumps({"rank": self._store_client.rank, "problem": " ".join(problem.split())})
         with suppress(RunError):
             self._store_client.call(lambda store: store.compare_set(_ABORT_KEY, "", text))
 
-    def _raise_for_late_peer(self, late: PeerLate) -> None:
-        """Raise the flag for a late peer, after a roll call that finds the root cause."""
-        problem = late.problem
+    def _publish_timeout(self, error: PeerLate) -> None:
+        """Publish that this rank timed out waiting for a peer, after a roll call that finds the
+        root cause unless another rank has published one."""
+        problem = error.problem
         with suppress(RunError):
             if self.poll() is None and (absent := self._unresponsive()):
-                don_t = "doesn't" if len(absent) == 1 else "don't"
-                seen = ""
+                do_not = "doesn't" if len(absent) == 1 else "don't"
+                activities = ""
                 for rank in absent:
                     activity = self._store_client.call(partial(last_seen, key=key_of(rank)))
-                    seen += f", rank {rank} was last seen {activity}" if activity else ""
-                problem = f"{ranks_text(absent)} {don_t} answer{seen}: {problem}"
-                self._found = PeerFailed(problem, f"look at the output of {ranks_text(absent)}")
-        self.raise_flag(problem)
+                    activities += f", rank {rank} was last seen {activity}" if activity else ""
+                problem = f"{ranks_text(absent)} {do_not} answer{activities}: {problem}"
+                remedy = f"look at the output of {ranks_text(absent)}"
+                self._roll_call_failure = PeerFailed(problem, remedy)
+        self.publish(problem)
 
     def _unresponsive(self) -> list[int]:
-        """Start a roll call; the ranks that don't respond."""
+        """Start the roll call, and return the ranks that don't respond to it in time."""
         self._store_client.call(lambda store: store.add(_ROLL_CALL_KEY, 1))
         self._respond()
         keys = {rank: f"{_ROLL_CALL_KEY}/{rank}" for rank in self._ranks}
@@ -82,14 +86,17 @@ class AbortFlag:
         key = f"{_ROLL_CALL_KEY}/{self._store_client.rank}"
         self._store_client.call(lambda store: store.add(key, 1))
 
-    def witness(self, what: str) -> int:
-        """The number of ranks that have reported `what`, including this one."""
+    def count_report(self, event: str) -> int:
+        """Report an event, once per rank, and return the number of ranks that have reported it,
+        with this one; 0 if the store is lost."""
         with suppress(RunError):
-            return self._store_client.call(lambda store: store.add(f"seen/{what}", 1))
+            return self._store_client.call(lambda store: store.add(f"seen/{event}", 1))
         return 0
 
     def poll(self) -> PeerFailed | None:
-        """The failure that another rank published, or the loss of the store; else None."""
+        """Respond to the roll call if there is one, and read the flag. Returns the failure that
+        another rank published, the root cause that this rank's own roll call found, or the loss of
+        the store; else None."""
         try:
             if not self._responded and self._store_client.call(lambda s: s.check([_ROLL_CALL_KEY])):
                 self._respond()
@@ -100,17 +107,18 @@ class AbortFlag:
             return StoreLost(f"the store is lost ({error.problem})", error.remedy)
         flag = None if text is None else json.loads(text)
         if flag is None or flag["rank"] == self._store_client.rank:
-            return self._found
+            return self._roll_call_failure
         rank, problem = flag["rank"], flag["problem"]
         return PeerFailed(f"rank {rank} aborted: {problem}", f"look at the output of rank {rank}")
 
-    def first_cause(self, error: BaseException) -> BaseException:
-        """Raise the flag for this error; return the first cause, if another rank published it."""
+    def publish_error(self, error: BaseException) -> BaseException:
+        """Publish an error of this rank that isn't the consequence of a published one. Returns the
+        error to raise: for an error of the transport the published failure, if there is one."""
         if isinstance(error, PeerLate):
-            self._raise_for_late_peer(error)
+            self._publish_timeout(error)
         elif isinstance(error, ThalwegError) and not isinstance(error, PeerFailed):
-            self.raise_flag(error.problem)
+            self.publish(error.problem)
         elif not isinstance(error, ThalwegError):
-            self.raise_flag(f"{type(error).__name__}: {error}")
-        abort = self.poll() if isinstance(error, TransportError) else None
-        return abort or error
+            self.publish(f"{type(error).__name__}: {error}")
+        failure = self.poll() if isinstance(error, TransportError) else None
+        return failure or error

@@ -1,12 +1,17 @@
 """The current activity of each rank, and the detection of hung ranks from it.
 
-A rank's training thread sets the phase and step that it has reached. A later report adds for how
-long it has been there and, from the thread's stack, at which line of the script.
+A rank's training thread sets the phase and step that it has reached. The rank's monitor publishes
+them in the store, again and again, in a report. Of its fields this module reads
+
+    number     grows by one with each report
+    activity   an `ActivityEntries`
+    steps      the steps completed lately: lists of the step, its duration in seconds, and more
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import sysconfig
 import threading
@@ -16,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from time import monotonic
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 
@@ -25,7 +30,7 @@ from thalweg.transports.store_client import Store
 
 OBSERVED_KEY = "observed"  # store key prefix of the ranks' reports
 LIBRARY_PATHS = tuple(
-    str(Path(folder).resolve())
+    f"{Path(folder).resolve()}{os.sep}"
     for folder in (
         Path(__file__).parents[1],
         Path(torch.__file__).parent,
@@ -34,8 +39,17 @@ LIBRARY_PATHS = tuple(
 )
 WAITING_PHASE = "waiting for averages"
 MIN_LONG_PHASE_SECONDS = 10.0
-LONG_PHASE_STEP_FACTOR = 10.0  # of the median step time
+LONG_PHASE_STEP_FACTOR = 10.0  # multiple of the median step time
 STEP_HISTORY_COUNT = 50
+
+
+class ActivityEntries(TypedDict):
+    """A phase that a training thread was in when its rank reported."""
+
+    phase: str
+    step: int
+    lasts: float  # seconds since the begin of the phase
+    where: str  # the line of the script, as `script_line` has it; empty in a short phase
 
 
 class Activity:
@@ -48,35 +62,38 @@ class Activity:
     def enter_phase(self, phase: str, step: int) -> None:
         self._now = (phase, step, monotonic())
 
-    def entries(self, long: float) -> dict[str, Any]:
-        """The current phase, step and duration; after `long` seconds also the script's line."""
+    def entries(self, locate_after: float) -> ActivityEntries:
+        """The current phase; if it lasts for more than `locate_after` seconds, with the line of the
+        script."""
         phase, step, since = self._now
         lasts = monotonic() - since
-        where = place_in_script(self._thread) if lasts > long else ""
+        where = script_line(self._thread) if lasts > locate_after else ""
         return {"phase": phase, "step": step, "lasts": round(lasts, 2), "where": where}
 
 
-def activity_text(entries: Mapping[str, Any]) -> str:
+def activity_text(entries: ActivityEntries) -> str:
     where = f", at {entries['where']}" if entries["where"] else ""
     lasts = about(entries["lasts"], "s")
     return f"in {entries['phase']} of step {entries['step']} for {lasts}{where}"
 
 
-def place_in_script(thread: int) -> str:
-    """The thread's innermost line outside torch, Python and this package, as `train.py:31
-    (collate)`; without such a line, the innermost of all."""
+def script_line(thread: int) -> str:
+    """The thread's innermost line outside torch, Python, this package and generated code such as
+    `<string>`, as `train.py:31 (collate)`. Without such a line it is the innermost of all; empty if
+    the thread has ended."""
     innermost = frame = sys._current_frames().get(thread)
     while frame is not None and frame.f_code.co_filename.startswith(("<", *LIBRARY_PATHS)):
         frame = frame.f_back
-    found = frame or innermost
-    if found is None:
+    shown = frame or innermost
+    if shown is None:
         return ""
-    code = found.f_code
-    return f"{Path(code.co_filename).name}:{found.f_lineno} ({code.co_name})"
+    code = shown.f_code
+    return f"{Path(code.co_filename).name}:{shown.f_lineno} ({code.co_name})"
 
 
 def key_of(rank: int, epoch: int = 1) -> str:
-    """The store key of a rank's report; each epoch but the first has its own namespace."""
+    """The store key of a rank's report. The first membership epoch uses the store of the run, and
+    each later one a namespace in it (`World.with_members`)."""
     return f"{'' if epoch == 1 else f'formed/{epoch}/'}{OBSERVED_KEY}/{rank}"
 
 
@@ -89,46 +106,46 @@ def last_seen(store: Store, key: str) -> str:
 
 
 class HangDetector:
-    """Detects hung ranks on the first member, from the reports of all ranks. If a rank waits long
-    for averages, the ranks that don't wait are the cause: they compute, load data, or no longer
-    report. Under plans without waiting no rank is blocked.
+    """Detects hung ranks from the reports of all ranks; the first member has one. If a rank waits
+    long for averages, the ranks that don't wait are the cause: they compute, load data, or no
+    longer report. Under plans without waiting no rank is blocked.
     """
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._last_reports: dict[int, tuple[int, float]] = {}  # number and time of arrival
+        self._last_reports: dict[int, tuple[int, float]] = {}  # number, time of arrival
         self._step_seconds: deque[float] = deque(maxlen=STEP_HISTORY_COUNT)
-        self._logged: dict[int, int] = {}  # rank and the step of its hang
+        self._logged: dict[int, int] = {}  # the step of each rank's last logged hang
 
     @property
-    def long(self) -> float:
-        """The duration of a phase in seconds from which on it counts as a hang."""
-        usual = median(self._step_seconds) if self._step_seconds else 0.0
-        return max(MIN_LONG_PHASE_SECONDS, LONG_PHASE_STEP_FACTOR * usual)
+    def hang_seconds(self) -> float:
+        """The duration in seconds from which on a phase, or a rank's silence, counts as a hang."""
+        median_seconds = median(self._step_seconds) if self._step_seconds else 0.0
+        return max(MIN_LONG_PHASE_SECONDS, LONG_PHASE_STEP_FACTOR * median_seconds)
 
     def find_hung(self, reports: Mapping[int, Mapping[str, Any]]) -> list[str]:
-        """A log line for each rank that is newly found hung."""
+        """Return a log line for each hung rank that wasn't logged at its current step yet."""
         now = monotonic()
-        for rank, entries in reports.items():
-            if self._last_reports.get(rank, (-1, 0.0))[0] != entries["number"]:
-                self._last_reports[rank] = entries["number"], now
-                self._step_seconds.extend(step[1] for step in entries["steps"][-1:])
-        waits = [entries["activity"] for entries in reports.values() if _waits(entries)]
+        for rank, report in reports.items():
+            if self._last_reports.get(rank, (-1, 0.0))[0] != report["number"]:
+                self._last_reports[rank] = report["number"], now
+                self._step_seconds.extend(step[1] for step in report["steps"][-1:])
+        waits = [report["activity"] for report in reports.values() if _waits(report)]
         longest = max(waits, key=lambda activity: float(activity["lasts"]), default=None)
-        if longest is None or longest["lasts"] < self.long:
+        if longest is None or longest["lasts"] < self.hang_seconds:
             return []
         lines = []
-        for rank, entries in reports.items():
-            step, lasts = entries["activity"]["step"], entries["activity"]["lasts"]
-            silent = now - self._last_reports[rank][1]
-            busy = not _waits(entries) and lasts >= longest["lasts"] / 2
+        for rank, report in reports.items():
+            step, lasts = report["activity"]["step"], report["activity"]["lasts"]
+            silence = now - self._last_reports[rank][1]
+            is_busy = not _waits(report) and lasts >= longest["lasts"] / 2
             if step > longest["step"] or self._logged.get(rank) == step:
-                continue  # it has finished that step, or was logged
-            if busy or silent >= self.long:
+                continue  # the rank has finished the step that others wait for, or was logged
+            if is_busy or silence >= self.hang_seconds:
                 self._logged[rank] = step
-                doing = activity_text(entries["activity"])
-                if silent >= self.long:
-                    doing = f"silent for {about(silent, 's')}, last seen {doing}"
+                doing = activity_text(report["activity"])
+                if silence >= self.hang_seconds:
+                    doing = f"silent for {about(silence, 's')}, last seen {doing}"
                 lines.append(
                     f"rank {rank} on {self._cluster.host(rank).name} blocks the other ranks "
                     f"({about(longest['lasts'], 's')}): {doing}"
@@ -136,5 +153,5 @@ class HangDetector:
         return lines
 
 
-def _waits(entries: Mapping[str, Any]) -> bool:
-    return bool(entries["activity"]["phase"] == WAITING_PHASE)
+def _waits(report: Mapping[str, Any]) -> bool:
+    return bool(report["activity"]["phase"] == WAITING_PHASE)

@@ -169,7 +169,7 @@ def _edit(store: Store, change: Callable[[_Log], _Log]) -> None:
     text = _text(store)
     while True:
         changed = change(_Log.read(text)).text()
-        found = store.compare_set(_AGREEMENT_LOG_KEY, text, changed).decode()
-        if found == changed:
+        stored = store.compare_set(_AGREEMENT_LOG_KEY, text, changed).decode()
+        if stored == changed:
             return
-        text = found
+        text = stored

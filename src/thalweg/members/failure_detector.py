@@ -64,10 +64,10 @@ class HeartbeatMessage(NamedTuple):
 
 @dataclass(slots=True)
 class _PeerHistory:
-    """The last heartbeat of one rank, and when its number and step last changed."""
+    """The last heartbeat of one rank, and when its number and its step last changed."""
 
-    came: float
-    moved: float
+    arrived: float  # when the number last changed
+    advanced: float  # when the step last changed
     last: HeartbeatMessage = HeartbeatMessage(-1, -1)
 
 
@@ -92,31 +92,31 @@ class FailureDetector:
                 self._long_gaps.append((now, self._forgotten.pop(rank)))
             if heartbeat.number != peer.last.number:
                 if peer.last.number >= 0:
-                    gap = now - peer.came
+                    gap = now - peer.arrived
                     self._gaps.append(gap)
                     if gap > LONG_GAP_SECONDS:
                         self._long_gaps.append((now, gap))
-                peer.came = now
+                peer.arrived = now
                 self._broken.discard(rank)
             if heartbeat.step != peer.last.step:
                 if 0 <= peer.last.step < heartbeat.step:
                     steps = heartbeat.step - peer.last.step
-                    self._step_seconds.append((now - peer.moved) / steps)
-                peer.moved = now
+                    self._step_seconds.append((now - peer.advanced) / steps)
+                peer.advanced = now
             peer.last = heartbeat
 
     def reset_deadlines(self, now: float) -> None:
         """Restart all time limits, after no heartbeat could be read for a while."""
         with self._lock:
             for peer in self._peers.values():
-                peer.came = peer.moved = now
+                peer.arrived = peer.advanced = now
 
     def forget(self, rank: int, now: float) -> None:
         """Drop the history of a rank that was evicted, or joins."""
         with self._lock:
             peer = self._peers.pop(rank, None)
             if peer is not None:
-                self._forgotten[rank] = now - peer.came
+                self._forgotten[rank] = now - peer.arrived
             self._broken.discard(rank)
 
     def note_broken_connection(self, rank: int) -> None:
@@ -130,7 +130,7 @@ class FailureDetector:
             peer = self._peers.get(rank)
             if peer is None or peer.last.last:
                 return None
-            silence = now - peer.came
+            silence = now - peer.arrived
             if silence > self._silence_timeout(period, now):
                 return f"{SILENT_REASON} for {silence:.1f} s"
             short = BROKEN_CONNECTION_GAP_FACTOR * max(period, self._p95_gap(period))
@@ -144,7 +144,7 @@ class FailureDetector:
             peer = self._peers.get(rank)
             if peer is None or peer.last.last:
                 return False
-            return now - peer.moved > self.hang_timeout
+            return now - peer.advanced > self.hang_timeout
 
     def has_finished(self, rank: int) -> bool:
         """True if the rank has sent its last heartbeat."""

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from thalweg.errors import LaunchError, RunError
-from thalweg.launch.rank_assignment import RankAssignment, open_store, read_rank_assignment
+from thalweg.launch.launcher_variables import RankAssignment, open_store, read_rank_assignment
 from thalweg.launch.secret import SECRET_FILE_VARIABLE, SECRET_VARIABLE, find_secret
 from thalweg.launch.worker_process import RESTARTS_VARIABLE
 from thalweg.members.abort import AbortFlag
@@ -76,7 +76,7 @@ class World:
         # A process that replaces a dead one counts from the start.
         process = _this_process()
         name = f"run/{store.add(f'runs/{rank}/{process}', 1)}"
-        mine = _prefixed(store, name, timeout)
+        own_store = _prefixed(store, name, timeout)
         is_new = store.compare_set(f"seat/{rank}", "", process).decode() == process
         again = int(variables.get(RESTARTS_VARIABLE, "0")) > 0
         address = own_address(store_host, variables)
@@ -84,8 +84,8 @@ class World:
             rank=rank,
             size=size,
             members=tuple(range(size)),
-            store=mine,
-            store_client=StoreClient(mine, rank),
+            store=own_store,
+            store_client=StoreClient(own_store, rank),
             address=address,
             timeout=timeout,
             name=name,
@@ -96,7 +96,7 @@ class World:
                 run=name,
                 refused=RejectionCounter(rank),
             ),
-            restarted=again or not is_new or mine.add(RENDEZVOUS_KEY, 0) > 1,
+            restarted=again or not is_new or own_store.add(RENDEZVOUS_KEY, 0) > 1,
         )
 
     def with_new_store(self) -> World:
@@ -108,8 +108,8 @@ class World:
             )
         store = open_store(self.rank_assignment, self.timeout)
         store.compare_set(f"seat/{self.rank}", "", _this_process())
-        mine = _prefixed(store, self.name, self.timeout)
-        return replace(self, store=mine, store_client=StoreClient(mine, self.rank))
+        own_store = _prefixed(store, self.name, self.timeout)
+        return replace(self, store=own_store, store_client=StoreClient(own_store, self.rank))
 
     def with_members(self, membership_epoch: MembershipEpoch) -> World:
         """The world of these members, with a namespace of the store."""
@@ -205,9 +205,9 @@ class World:
 
 
 def _prefixed(store: Store, name: str, timeout: float) -> PrefixStore:
-    mine = PrefixStore(name, store)
-    mine.set_timeout(timedelta(seconds=timeout))
-    return mine
+    prefixed = PrefixStore(name, store)
+    prefixed.set_timeout(timedelta(seconds=timeout))
+    return prefixed
 
 
 def _this_process() -> str:
@@ -223,9 +223,9 @@ def own_address(store_host: str | None, environment: Mapping[str, str]) -> str:
     if store_host is None:
         return "127.0.0.1"
     with suppress(OSError):
-        family, _, _, _, there = socket.getaddrinfo(store_host, 9, type=socket.SOCK_DGRAM)[0]
+        family, *_, target = socket.getaddrinfo(store_host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(there)  # picks a route; nothing is sent
+            probe.connect(target)  # picks a route; nothing is sent
             return str(probe.getsockname()[0])
     return "127.0.0.1"
 
@@ -238,9 +238,9 @@ def _address_of(interface: str, variable: str) -> str:
             f"use one of {', '.join(sorted(interfaces))}",
         )
     for family in (socket.AF_INET, socket.AF_INET6):
-        for found in interfaces[interface]:
-            if found.family == family:
-                return str(found.address).partition("%")[0]
+        for entry in interfaces[interface]:
+            if entry.family == family:
+                return str(entry.address).partition("%")[0]
     raise LaunchError(f"interface {interface!r} ({variable}) has no address", "name another")
 
 

@@ -256,7 +256,7 @@ class Monitor:
             self._recent_reports.popleft()
         report = {
             "number": self._rounds,
-            "activity": self.activity.entries(self._hang_detector.long / 2),
+            "activity": self.activity.entries(self._hang_detector.hang_seconds / 2),
             "asked": self.clock.requests,
             "tally": asdict(self.step_totals[self.rank]),
             "steps": [rounded(step) for _, step in self._recent_reports],

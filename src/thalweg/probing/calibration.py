@@ -31,7 +31,7 @@ from thalweg.facts import (
     parse_cluster,
     parse_machine,
 )
-from thalweg.launch.rank_assignment import ONE_RACK_ASSUMPTION
+from thalweg.launch.launcher_variables import ONE_RACK_ASSUMPTION
 from thalweg.members.abort import AbortFlag
 from thalweg.members.world import World
 from thalweg.plan import Choice, Settings

@@ -78,7 +78,7 @@ def measure(
         result = run_coordinated(world, abort_flag, Effort(), survey_all, counted)
         return ProbeResult.unpacked(result)
     except BaseException as error:
-        raise abort_flag.first_cause(error) from None
+        raise abort_flag.publish_error(error) from None
 
 
 def refuse_other_transports(name: str) -> None:

@@ -20,7 +20,7 @@ from thalweg.doctor.local_checks import preflight, publish
 from thalweg.engine.engine import Engine
 from thalweg.errors import PlanError, UsageError
 from thalweg.facts import Cluster, Duration, counted, format_cluster
-from thalweg.launch.rank_assignment import RECORDS_VARIABLE, find_cluster
+from thalweg.launch.launcher_variables import RECORDS_VARIABLE, find_cluster
 from thalweg.members.membership import Membership
 from thalweg.members.world import World
 from thalweg.plan import Plan
@@ -210,15 +210,15 @@ def _is_protected(plan: Plan) -> bool:
 def _of_torch(optimizer: Any) -> torch.optim.Optimizer:
     """The torch optimizer: the given one, or the one inside it if it has no step hooks, as with
     trainers' wrappers."""
-    found, hooks = optimizer, "_optimizer_step_pre_hooks"
-    while not hasattr(found, hooks) and hasattr(found, "optimizer"):
-        found = found.optimizer
-    if not isinstance(found, torch.optim.Optimizer) or not hasattr(found, hooks):
+    wrapped, hooks = optimizer, "_optimizer_step_pre_hooks"
+    while not hasattr(wrapped, hooks) and hasattr(wrapped, "optimizer"):
+        wrapped = wrapped.optimizer
+    if not isinstance(wrapped, torch.optim.Optimizer) or not hasattr(wrapped, hooks):
         raise UsageError(
             f"{type(optimizer).__name__} is not a torch optimizer, and wraps none as .optimizer",
             "give attach() the torch optimizer",
         )
-    return found
+    return wrapped
 
 
 def _refuse_what_does_not_fit(

@@ -195,11 +195,11 @@ def _tidy(directory: Path) -> None:
 def _prune(directory: Path, written: Path, keep: int, found: set[Identity]) -> None:
     """Remove the older checkpoints among those found, but only complete ones."""
     with suppress(CheckpointError, OSError):  # the next write tries again
-        there = [path for path in checkpoints_in(directory) if not path.suffix]  # see _tidy
-        went_back = there[0] != written  # newer ones may be damaged
-        ours = (path for path in there if _identity(path) in found)
-        others = [path for path in ours if _is_good(path, in_every_byte=went_back)]
-        for path in others[keep - 1 :]:
+        paths = [path for path in checkpoints_in(directory) if not path.suffix]  # see _tidy
+        went_back = paths[0] != written  # newer checkpoints may be damaged
+        older = (path for path in paths if _identity(path) in found)
+        complete = [path for path in older if _is_good(path, in_every_byte=went_back)]
+        for path in complete[keep - 1 :]:
             _remove(path)
 
 
@@ -228,10 +228,10 @@ def _is_left_behind(entry: Path, host: str, pid: int) -> bool:
 def _make_room(directory: Path, keep: int) -> None:
     """Remove what a killed writer would have removed: otherwise a disk with space for `keep` + 1
     checkpoints would stay full. The ones kept must be sound, as the next write may fail."""
-    there = [path for path in checkpoints_in(directory) if not path.suffix]
-    if len(there) > keep:
+    paths = [path for path in checkpoints_in(directory) if not path.suffix]
+    if len(paths) > keep:
         with suppress(OSError):
-            for path in [path for path in there if _is_good(path)][keep:]:
+            for path in [path for path in paths if _is_good(path)][keep:]:
                 _remove(path)
 
 
@@ -246,9 +246,9 @@ def checkpoints_in(directory: Path) -> list[Path]:
             f"can't look for checkpoints in {directory}: {error.strerror}",
             "name the directory that they were written to",
         ) from None
-    found = [match for name in names if (match := _VISIBLE.fullmatch(name))]
-    found.sort(key=lambda match: (int(match[1]), match[2] is not None), reverse=True)
-    return [directory / match[0] for match in found]
+    matches = [match for name in names if (match := _VISIBLE.fullmatch(name))]
+    matches.sort(key=lambda match: (int(match[1]), match[2] is not None), reverse=True)
+    return [directory / match[0] for match in matches]
 
 
 def _index(path: Path) -> dict[str, Any]:
@@ -299,8 +299,8 @@ class NewerFormat(CheckpointError):
     pass
 
 
-def _damaged(path: Path, what: str) -> CheckpointError:
-    return CheckpointError(f"checkpoint {path} is damaged: {what}", _OLDER_CHECKPOINT_REMEDY)
+def _damaged(path: Path, problem: str) -> CheckpointError:
+    return CheckpointError(f"checkpoint {path} is damaged: {problem}", _OLDER_CHECKPOINT_REMEDY)
 
 
 @contextmanager
@@ -327,8 +327,8 @@ def _explained(path: Path) -> Iterator[None]:
     except OSError as error:
         code, reason = error.errno, error.strerror or str(error)
     except SafetensorError as error:
-        found = _OS_ERROR.search(str(error))
-        code = int(found[1]) if found else None
+        number = _OS_ERROR.search(str(error))
+        code = int(number[1]) if number else None
         reason = os.strerror(code) if code else " ".join(str(error).split())
     else:
         return

@@ -1,9 +1,8 @@
 """Saving a run to a checkpoint and loading it: one rank writes and reads for all.
 
-No shared folder is needed. Under exact plans one rank's model is that of all. The state that each
-rank has alone goes to the writer: random generators through the store, compressor state by a
-gather. Under a code the root writes and reads without waiting for the others, whose random states
-aren't kept.
+No shared folder is needed. Under exact plans one rank's model is that of all. Each rank's own state
+goes to the writer: random generators through the store, compressor state by a gather. Under a code
+the root writes and reads without waiting for the others, whose own states aren't kept.
 
 On another number of ranks the compressor state is redistributed, so that nothing is lost.
 """
@@ -35,30 +34,33 @@ from thalweg.training.data.position import BatchIndex
 from thalweg.training.lifecycle import RankSession, inner
 from thalweg.training.state_encoding import kinds_of, map_state, pack, places_for, unpack
 
-NO_PROBLEM = "fine"
+SAVED = "fine"  # the value in the store that says so
 MODEL_FILE_SUFFIXES = {".bin", ".ckpt", ".pt", ".pth", ".safetensors"}
+SAVE_REMEDY = "call run.save on every rank, and allow more time with timeout= for slow disks"
+LOAD_REMEDY = "look at the output of rank {}, or allow more time with timeout= for slow disks"
 log = logging.getLogger("thalweg")
 CompressorTensors = dict[str, dict[str, torch.Tensor]]
-"""A rank's compressor state: by kind, then by parameter."""
-COMPRESSOR_STATE_FIELD = "compression"  # beside a rank's random states
+"""The compressor state of a rank: by kind, then by parameter."""
+COMPRESSOR_STATE_FIELD = "compression"  # of a rank's own state, beside its random states
 
 
 def save(session: RankSession, directory: Path, keep: int) -> None:
     """Write a checkpoint of the run; CheckpointError on all ranks if it fails. Under a plan that
-    waits for no rank, the writer writes alone, without the state that the others have alone."""
-    alone = waits_for_nobody(session.plan)
-    number = 0 if alone else session.next_store_exchange()
+    waits for no rank, only the writer takes part, and the other ranks' own states aren't kept."""
+    gathers = not waits_for_nobody(session.plan)
+    number = session.next_store_exchange() if gathers else 0
     with session.averaged_replicas(), session.averaged_optimizer_state():
-        if not alone:
-            _save_together(session, directory, keep, number)
+        if gathers:
+            _gather_and_write(session, directory, keep, number)
         elif session.is_checkpoint_writer:
             ranks = session.world.members
             states = [_random_states() if rank == session.rank else None for rank in ranks]
             _write(session, directory, keep, states)
 
 
-def _save_together(session: RankSession, directory: Path, keep: int, number: int) -> None:
-    """Gather each rank's own state on the first rank, which writes the `number`-th checkpoint."""
+def _gather_and_write(session: RankSession, directory: Path, keep: int, number: int) -> None:
+    """Gather each rank's own state on the first rank, which writes the checkpoint, and wait for its
+    result. `number` tells this use of the store from others."""
     world, state = session.world, session.attached.compressor_state
     own, result = f"save/{number}/{world.rank}", f"save/{number}"
     world.put(own, json.dumps(_random_states()))
@@ -67,10 +69,11 @@ def _save_together(session: RankSession, directory: Path, keep: int, number: int
     gathered = session.collectives.gather(
         writer, [torch.from_numpy(state[kind][name]) for kind, name in places]
     )
-    problem = NO_PROBLEM
+    problem = SAVED
     if world.rank == writer:
         try:
-            states = [json.loads(_wait(session, f"{result}/{rank}")) for rank in world.members]
+            keys = [f"{result}/{rank}" for rank in world.members]
+            states = [json.loads(_wait(session, key, SAVE_REMEDY)) for key in keys]
             for random_states, tensors in zip(states, gathered, strict=True):
                 random_states[COMPRESSOR_STATE_FIELD] = _by_kind(places, tensors)
             _write(session, directory, keep, states)
@@ -78,13 +81,15 @@ def _save_together(session: RankSession, directory: Path, keep: int, number: int
             problem = json.dumps([error.problem, error.remedy])
         world.put(result, problem)
     else:
-        problem = _wait(session, result).decode()
+        problem = _wait(session, result, SAVE_REMEDY).decode()
     world.remove(own)
-    if problem != NO_PROBLEM:
+    if problem != SAVED:
         raise CheckpointError(*json.loads(problem))
 
 
 def _write(session: RankSession, directory: Path, keep: int, ranks: list[Any]) -> None:
+    """Write a checkpoint; `ranks` are the own states of the members in their order, which are those
+    of ranks 0, 1, ... when a run of as many ranks loads it."""
     membership = session.world.membership
     position = asdict(session.data_position.resume_at)
     checkpoint.write(
@@ -106,8 +111,9 @@ def _write(session: RankSession, directory: Path, keep: int, ranks: list[Any]) -
 
 
 def load(session: RankSession, directory: Path) -> CompressorState | None:
-    """Load the newest checkpoint that the checkpoint writer finds, and return this rank's part of
-    the compressor state; None if there is no checkpoint."""
+    """Load the newest checkpoint that the checkpoint writer finds, at the start of a run, where the
+    members are all ranks from 0 on. Returns this rank's part of the compressor state; None if there
+    is no checkpoint."""
     world, reader, optimizer = session.world, session.checkpoint_writer(), session.optimizer
     model, plan = inner(session.model), str(session.plan)
     tensors: dict[str, torch.Tensor] = {}
@@ -118,7 +124,7 @@ def load(session: RankSession, directory: Path) -> CompressorState | None:
             kept = _redistributed(kept, world.size)
             header["held"] = map_state(kept[0], lambda tensor: list(tensor.shape))
         world.put("resume", json.dumps(header))
-    header = json.loads(_wait(session, "resume"))
+    header = json.loads(_wait(session, "resume", LOAD_REMEDY.format(reader)))
     if "problem" in header:
         raise CheckpointError(header["problem"], header["remedy"])
     if "step" not in header:
@@ -128,19 +134,19 @@ def load(session: RankSession, directory: Path) -> CompressorState | None:
         tensors = places_for(header["tensors"], {})
     session.collectives.broadcast(reader, (tensors[name] for name in header["tensors"]))
     states = unpack(header["tree"], tensors)
-    with _same_kind(header["path"], model):
+    with _explaining_misfit(header["path"], model):
         model.load_state_dict(states["model"], strict=False)
-    with _same_kind(header["path"], optimizer):
+    with _explaining_misfit(header["path"], optimizer):
         optimizer.load_state_dict(states["optimizer"])
-        _refuse_another(optimizer)
+        _raise_if_incomplete(optimizer)
     if header["step"]:
         vars(optimizer)["_opt_called"] = True  # otherwise torch's schedulers warn
     for part, saved in zip(session.state, states["state"], strict=True):
-        with _same_kind(header["path"], part):
+        with _explaining_misfit(header["path"], part):
             part.load_state_dict(saved)
-    own = header["ranks"][world.rank] if world.size == header["size"] else None
-    if own is not None:
-        _set_random_states(own)
+    random_states = header["ranks"][world.rank] if world.size == header["size"] else None
+    if random_states is not None:
+        _set_random_states(random_states)
     session.clock.step = header["step"]
     position = header["position"]
     session.data_position.jump(BatchIndex(epoch=position["epoch"], batch=position["batch"]))
@@ -150,27 +156,17 @@ def load(session: RankSession, directory: Path) -> CompressorState | None:
 def _read(
     session: RankSession, directory: Path
 ) -> tuple[dict[str, Any], dict[str, torch.Tensor], list[CompressorTensors]]:
-    """Load the model on the reader. Returns the header for the other ranks, the tensors that they
-    need, and each rank's compressor state."""
-    objects, model = len(session.state), inner(session.model)
+    """Read the newest checkpoint and load its model on the reader. Returns the header for the other
+    ranks, the tensors that they need, and each rank's compressor state. The header has a problem
+    instead if the checkpoint doesn't fit this run, and is empty if there is none."""
     try:
-        there = newest(directory)
-        if there is None:
+        path_and_checkpoint = newest(directory)
+        if path_and_checkpoint is None:
             return {}, {}, []
-        found, saved = there
-        if len(saved.state) != objects:
-            raise CheckpointError(
-                f"{found} holds {len(saved.state)} state= objects, and {objects} are given",
-                "give attach() the same objects",
-            )
-        for name, value in session.data_position.sampling.items():
-            if saved.position.get(name, value) != value:
-                raise CheckpointError(
-                    f"{found} was written with {name} {saved.position[name]}, now it is {value}",
-                    "resume with the same value: the position in the data depends on it",
-                )
-        with _same_kind(str(found), model):
-            model.load_state_dict(saved.model)
+        path, saved = path_and_checkpoint
+        _raise_if_it_differs(session, path, saved)
+        with _explaining_misfit(str(path), inner(session.model)):
+            inner(session.model).load_state_dict(saved.model)
     except CheckpointError as error:
         return {"problem": error.problem, "remedy": error.remedy}, {}, []
     extra = {k: v for k, v in saved.model.items() if not isinstance(v, torch.Tensor)}
@@ -181,7 +177,7 @@ def _read(
     header = {
         "held": map_state(kept[0], lambda tensor: list(tensor.shape)) if kept else {},
         "plan": saved.plan,
-        "path": str(found),
+        "path": str(path),
         "step": saved.step,
         "size": saved.size,
         "position": saved.position,
@@ -192,14 +188,31 @@ def _read(
     return header, tensors, kept
 
 
+def _raise_if_it_differs(session: RankSession, path: Path, saved: checkpoint.Checkpoint) -> None:
+    """Raise CheckpointError if this run has other `state=` objects or draws other samples."""
+    objects = len(session.state)
+    if len(saved.state) != objects:
+        raise CheckpointError(
+            f"{path} holds {len(saved.state)} state= objects, and {objects} are given",
+            "give attach() the same objects",
+        )
+    for name, value in session.data_position.sampling.items():
+        if saved.position.get(name, value) != value:
+            raise CheckpointError(
+                f"{path} was written with {name} {saved.position[name]}, now it is {value}",
+                "resume with the same value: the position in the data depends on it",
+            )
+
+
 def _redistributed(kept: list[CompressorTensors], ranks: int) -> list[CompressorTensors]:
-    """The compressor state of each of `ranks` ranks under another plan, or in another number."""
-    arrays = [map_state(one, torch.Tensor.numpy) for one in kept]
+    """The compressor state of each of `ranks` ranks, if their plan or their number is another than
+    that of the `kept` states."""
+    arrays = [map_state(state, torch.Tensor.numpy) for state in kept]
     if len(kept) == ranks:
-        new: list[CompressorState] = [summable_state(one) for one in arrays]
+        new: list[CompressorState] = [summable_state(state) for state in arrays]
     else:
         new = [redistribute(arrays, ranks)] * ranks
-    return [map_state(one, torch.from_numpy) for one in new]
+    return [map_state(state, torch.from_numpy) for state in new]
 
 
 def _scatter_compressor_state(
@@ -208,12 +221,12 @@ def _scatter_compressor_state(
     shapes: dict[str, dict[str, list[int]]],
     kept: list[CompressorTensors],
 ) -> CompressorState:
-    """The part of this rank in the compressor states that the reader has."""
+    """Scatter the compressor states that the reader has; returns that of this rank."""
     places = _places(shapes)
     empty = [torch.empty(shapes[kind][name], dtype=torch.float32) for kind, name in places]
     all_states = [empty] * session.world.size
     if session.rank == reader and kept:
-        all_states = [[one[kind][name] for kind, name in places] for one in kept]
+        all_states = [[state[kind][name] for kind, name in places] for state in kept]
     session.collectives.scatter(reader, all_states)
     return map_state(_by_kind(places, all_states[session.rank]), torch.Tensor.numpy)
 
@@ -226,41 +239,40 @@ def _places(state: Mapping[str, Iterable[str]]) -> list[tuple[str, str]]:
 def _by_kind(
     places: Sequence[tuple[str, str]], tensors: Sequence[torch.Tensor]
 ) -> CompressorTensors:
-    found: CompressorTensors = {}
+    state: CompressorTensors = {}
     for (kind, name), tensor in zip(places, tensors, strict=True):
-        found.setdefault(kind, {})[name] = tensor
-    return found
+        state.setdefault(kind, {})[name] = tensor
+    return state
 
 
 @contextmanager
-def _same_kind(found: str, target: object) -> Iterator[None]:
-    """Convert an object's errors for a state that isn't its own to a CheckpointError."""
+def _explaining_misfit(path: str, target: object) -> Iterator[None]:
+    """Convert the errors of loading a state into an object that it doesn't fit to a
+    CheckpointError."""
     try:
         yield
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise CheckpointError(
-            f"checkpoint {found} doesn't fit this {type(target).__name__} ({reason})",
+            f"checkpoint {path} doesn't fit this {type(target).__name__} ({reason})",
             "resume with the script that wrote it, or name another",
         ) from None
 
 
-def _refuse_another(optimizer: torch.optim.Optimizer) -> None:
-    """Raise if the loaded settings lack one: optimizers load any, and fail at their next step."""
+def _raise_if_incomplete(optimizer: torch.optim.Optimizer) -> None:
+    """Raise if the loaded state lacks a setting of this optimizer, as that of another kind does:
+    torch loads it nevertheless, and fails at the next step."""
     for group in optimizer.param_groups:
         for name in optimizer.defaults.keys() - group.keys():
             raise ValueError(f"it has no {name}")
 
 
-def _wait(session: RankSession, key: str) -> bytes:
+def _wait(session: RankSession, key: str, remedy: str) -> bytes:
     timeout = session.engine.timeout
-    found = session.world.wait_for(key, timeout, session.abort_flag)
-    if found is None:
-        raise RunError(
-            f"rank {session.rank} waited {timeout:g} s for {key!r} in the store",
-            "call run.save on every rank, and allow more time with timeout= for slow disks",
-        )
-    return found
+    value = session.world.wait_for(key, timeout, session.abort_flag)
+    if value is None:
+        raise RunError(f"rank {session.rank} waited {timeout:g} s for {key!r} in the store", remedy)
+    return value
 
 
 def _random_states() -> dict[str, Any]:
@@ -297,20 +309,20 @@ def newest(directory: Path) -> tuple[Path, checkpoint.Checkpoint] | None:
     """The newest checkpoint that is sound in every byte; None if there is none yet. Damaged ones
     are skipped, each with a warning. CheckpointError if all are damaged, if the newest needs a
     newer Thalweg, or if the folder holds other models."""
-    passed_over: list[CheckpointError] = []
+    damages: list[CheckpointError] = []
     for path in checkpoint.checkpoints_in(directory):
         try:
-            found = checkpoint.read(path)
+            saved = checkpoint.read(path)
         except checkpoint.NewerFormat:
             raise
         except CheckpointError as error:
-            passed_over.append(error)
+            damages.append(error)
         else:
-            for damage in passed_over:
+            for damage in damages:
                 log.warning("%s; the run resumes from %s", damage.problem, path)
-            return path, found
-    if passed_over:
-        raise passed_over[0]
+            return path, saved
+    if damages:
+        raise damages[0]
     for file in _models_in(directory):
         raise CheckpointError(
             f"{directory} holds {file.relative_to(directory)}, and no checkpoint of a run",

@@ -27,10 +27,11 @@ MAX_NAMED_LAYERS = 3  # in a message
 def refuse_what_differs(model: nn.Module, allocation: Allocation) -> None:
     """Raise PlanError if the decoded sums would be wrong whatever the script does."""
     codes = allocation.tree.codes.values()
-    found = [*_batch_norms(model), *_dropouts(model)]
-    if found and not all(code.teams for code in codes):
+    layers = [*_batch_norms(model), *_dropouts(model)]
+    if layers and not all(code.teams for code in codes):
         raise PlanError(
-            f"batch norm or dropout ({_some(found)}) makes workers with different samples disagree",
+            f"batch norm or dropout ({_some(layers)}) makes workers with different samples "
+            "disagree",
             "use code=fractional",
         )
 

@@ -28,11 +28,11 @@ CompressorState = Mapping[str, Mapping[str, Array]]
 
 def state_views(buckets: Iterable[CompressedBucket]) -> dict[str, dict[str, Array]]:
     """The state of all buckets between steps, by kind, then by parameter."""
-    found: dict[str, dict[str, Array]] = {}
+    state: dict[str, dict[str, Array]] = {}
     for bucket in buckets:
         for kind, arrays in bucket.state.items():
-            found.setdefault(kind, {}).update(arrays)
-    return found
+            state.setdefault(kind, {}).update(arrays)
+    return state
 
 
 def restore_state(state: CompressorState, to: Iterable[CompressedBucket]) -> dict[str, Array]:
@@ -83,7 +83,7 @@ def redistribute(states: Sequence[CompressorState], ranks: int) -> dict[str, dic
     parts = [summable_state(state) for state in states]
     return {
         kind: {
-            name: np.sum([one[kind][name] for one in parts], axis=0) / np.float32(ranks)
+            name: np.sum([part[kind][name] for part in parts], axis=0) / np.float32(ranks)
             for name in arrays
         }
         for kind, arrays in parts[0].items()

@@ -62,15 +62,17 @@ def agree(
         world.put(REFERENCE_KEY, json.dumps(own))
     different = _difference(world, abort_flag, own, timeout)
     world.put(f"verdict/{world.rank}", different or SAME_VERDICT)
-    who: dict[str, list[int]] = {}
+    ranks_by_verdict: dict[str, list[int]] = {}
     for rank in range(world.size):
         verdict = _from(world, abort_flag, rank, f"verdict/{rank}", timeout).decode()
         if verdict != SAME_VERDICT:
-            who.setdefault(verdict, []).append(rank)
-    if who:
-        found = "; ".join(f"{ranks_text(ranks)}: {verdict}" for verdict, ranks in who.items())
+            ranks_by_verdict.setdefault(verdict, []).append(rank)
+    if ranks_by_verdict:
+        problems = "; ".join(
+            f"{ranks_text(ranks)}: {verdict}" for verdict, ranks in ranks_by_verdict.items()
+        )
         raise Mismatch(
-            f"not all ranks hold the same as rank 0 ({found})",
+            f"not all ranks hold the same as rank 0 ({problems})",
             "start all of them with the same script and arguments",
         )
     return {REFERENCE_KEY: json.dumps(own)}
@@ -122,18 +124,18 @@ def differences(reference: Description, own: Description) -> Iterator[str]:
         yield f"plan {own['plan']}, on rank 0 {reference['plan']}"
     for part in ("model", "optimizer", "attach()"):
         for name in {**reference[part], **own[part]}:
-            mine, there = own[part].get(name, "absent"), reference[part].get(name, "absent")
-            if mine != there:
-                yield f"{part}: {name} is {mine}, on rank 0 {there}"
+            value, expected = (values[part].get(name, "absent") for values in (own, reference))
+            if value != expected:
+                yield f"{part}: {name} is {value}, on rank 0 {expected}"
     if list(own["model"]) != list(reference["model"]):
         yield "model: the parameters are in another order"
 
 
 def _from(world: World, abort_flag: AbortFlag, rank: int, key: str, timeout: float) -> bytes:
-    found = world.wait_for(key, timeout, abort_flag)
-    if found is None:
+    value = world.wait_for(key, timeout, abort_flag)
+    if value is None:
         raise PeerLost(
             f"rank {rank} hasn't joined within {timeout:g} s",
             "check that it runs, with the same number of workers, or allow more with timeout=",
         )
-    return found
+    return value

@@ -85,14 +85,14 @@ class ContentionMonitor:
         if self._policy is not None:
             self._policy.adopt(contention, step)
 
-    def publish(self, step: int, busy: float) -> None:
+    def publish(self, step: int, busy_seconds: float) -> None:
         """Publish this rank's goodput and compute time."""
         rank = self._world.rank
         recent = self._arrivals.since(step - 2 * MAX_WINDOW_STEPS)  # with windows that end now
-        ours = (arrival for arrival in recent if arrival.started >= self._began)
-        seen = [list(one) for one in goodput(rank, ours)]
-        if seen:
-            self._world.put(_key(rank), json.dumps([busy, seen]))
+        own_arrivals = (arrival for arrival in recent if arrival.started >= self._began)
+        samples = [list(sample) for sample in goodput(rank, own_arrivals)]
+        if samples:
+            self._world.put(_key(rank), json.dumps([busy_seconds, samples]))
 
     def evaluate(self, step: int) -> None:
         """Propose another table, on the leader, if the present one doesn't suit any more."""
@@ -249,11 +249,11 @@ class ContentionPolicy:
         self._recovered: dict[str, int] = {}  # the step at which each link recovered
         self._cooldown: dict[str, int] = {}
 
-    def see(self, seen: Iterable[RateSample]) -> None:
-        for one in sorted(seen):
-            if one.step > self._newest.get((one.source, one.target), -1):
-                self._newest[one.source, one.target] = one.step
-                self._links.add(one)
+    def see(self, samples: Iterable[RateSample]) -> None:
+        for sample in sorted(samples):
+            if sample.step > self._newest.get((sample.source, sample.target), -1):
+                self._newest[sample.source, sample.target] = sample.step
+                self._links.add(sample)
 
     def adopt(self, contention: ContendedLinks, step: int) -> None:
         before, now = (dict((*c.racks, *c.hosts)) for c in (self._adopted, contention))

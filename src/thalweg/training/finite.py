@@ -64,19 +64,19 @@ class BadGradients:
             return {rank: store.get(key) for rank, key in keys.items() if store.check([key])}
 
         with suppress(RunError):
-            found = {
+            reports = {
                 rank: json.loads(text) for rank, text in self._world.store_client.call(look).items()
             }
             step = str(self._clock.step)
-            return {rank: steps[step] for rank, steps in found.items() if step in steps}
+            return {rank: steps[step] for rank, steps in reports.items() if step in steps}
         return {}
 
     def error(self, reported: ReportedNames, names: Sequence[str]) -> NotFinite:
         """The error that ends this step. `names` are those of averages, if no rank has reported."""
-        who = f"on {ranks_text(sorted(reported))}" if reported else "on a rank that is not known"
+        where = f"on {ranks_text(sorted(reported))}" if reported else "on a rank that is not known"
         listed = dict.fromkeys(name for rank in sorted(reported) for name in reported[rank])
-        found = list(listed) or names or ["some parameter"]
-        return NotFinite(found, f" {who} at step {self._clock.step}")
+        shown = list(listed) or names or ["some parameter"]
+        return NotFinite(shown, f" {where} at step {self._clock.step}")
 
 
 def _key(rank: int) -> str:

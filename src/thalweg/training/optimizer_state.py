@@ -43,14 +43,15 @@ def averaged_tensors(
 
 def statistics_of(model: nn.Module) -> dict[str, torch.Tensor]:
     """The running statistics of a model's batch norms, by name."""
-    found: dict[str, torch.Tensor] = {}
+    statistics: dict[str, torch.Tensor] = {}
     for prefix, module in model.named_modules():
         for name in STATISTICS_BUFFERS:
             values = getattr(module, name, None)
-            is_new = all(values is not other for other in found.values())  # modules may share it
+            # Modules may share statistics.
+            is_new = all(values is not other for other in statistics.values())
             if is_new and isinstance(values, torch.Tensor) and values.is_floating_point():
-                found[f"{prefix}.{name}"] = values
-    return found
+                statistics[f"{prefix}.{name}"] = values
+    return statistics
 
 
 def has_new_optimizer_state(
@@ -79,13 +80,13 @@ def optimizer_state_of_all(
     kinds = kinds_of(_state(optimizer))
     world.put(f"slots/{number}/{world.rank}", json.dumps(kinds))
     for rank in world.members:
-        found = world.wait_for(f"slots/{number}/{rank}", timeout, abort_flag)
-        if found is None:
+        text = world.wait_for(f"slots/{number}/{rank}", timeout, abort_flag)
+        if text is None:
             raise RunError(
                 f"rank {rank} hasn't taken part in the change of plan within {timeout:g} s",
                 "look at the output of that rank, or allow more time with timeout=",
             )
-        kinds |= json.loads(found)
+        kinds |= json.loads(text)
     return {key: _tensor(optimizer, key, *kinds[key]) for key in sorted(kinds)}
 
 

@@ -60,10 +60,10 @@ class PlanContext:
     def tree_under_way(self) -> tuple[Plan, int] | None:
         """The coded plan that the other ranks run, and its first step; None if their plan has no
         code, or they don't run one yet, as they may be waiting for this rank's former process."""
-        found = self.world.wait_for(RUNNING_PLAN_KEY, 0.0, self.abort_flag)
-        if found is None:
+        value = self.world.wait_for(RUNNING_PLAN_KEY, 0.0, self.abort_flag)
+        if value is None:
             return None
-        text, since = json.loads(found)
+        text, since = json.loads(value)
         plan = parse_plan(text)
         return (plan, since) if is_relayed(plan) else None
 

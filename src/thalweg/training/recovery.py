@@ -201,10 +201,10 @@ class Recovery:
         session = self._session
         with suppress(Interrupted, StoreLost):  # the others rendezvous, maybe without it
             if session.rank in membership.membership_epoch.members:
-                found = session.context.tree_under_way()
-                if found is not None:
-                    session.refuse_what_does_not_run(found[0])
-                    session.plan, session.clock.step = found
+                plan_and_step = session.context.tree_under_way()
+                if plan_and_step is not None:
+                    session.refuse_what_does_not_run(plan_and_step[0])
+                    session.plan, session.clock.step = plan_and_step
                     session.run_plan()
                     assert session.tree is not None
                     near = membership.heartbeat.detector.furthest - MAX_STATE_LAG_STEPS
@@ -467,7 +467,9 @@ class Recovery:
         if waits_for_nobody(session.plan) and session.tree is None:
             return rank == session.checkpoint_writer()
         assert self.membership is not None
-        return session.tree is None or session.tree.needs(rank, self.membership.suspected)
+        return session.tree is None or session.tree.must_rebuild_without(
+            rank, self.membership.suspected
+        )
 
 
 def _fitting(plan: Plan, group: Group) -> Plan:

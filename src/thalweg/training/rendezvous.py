@@ -75,9 +75,9 @@ class LostSamples:
         return self.since
 
     def _averaging_groups(self, step: int) -> Iterator[int]:
-        for one in compile_rounds(self.plan, self.group, GROUPING_WORKLOAD, step):
-            if one.group.size > 1:
-                yield from one.group.ranks
+        for round_ in compile_rounds(self.plan, self.group, GROUPING_WORKLOAD, step):
+            if round_.group.size > 1:
+                yield from round_.group.ranks
 
     def _share(self, rank: int, position: BatchIndex, batches: int) -> int:
         """The size of this rank's slice of a batch, `batches` batches after that position."""

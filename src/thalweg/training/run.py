@@ -618,12 +618,12 @@ class Run:
             synchronizer.is_good, names = True, synchronizer.bad
         elif not (names := not_finite(session.gradients)):
             return
-        found = session.context.bad_gradients
+        bad_gradients = session.context.bad_gradients
         are_own = own or isinstance(synchronizer, GradientSynchronizer)  # of this rank's backward
         reported: ReportedNames = {self.rank: names} if names and are_own else {}
         if not own and not (reported and self._skips_nonfinite and self.rank != self.members[0]):
-            reported = found.reports() or reported
-        error = found.error(reported, names)
+            reported = bad_gradients.reports() or reported
+        error = bad_gradients.error(reported, names)
         if not self._skips_nonfinite:
             self._fail(error)
         if spoilt := not_finite(statistics_of(session.model)):

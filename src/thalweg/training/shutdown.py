@@ -40,7 +40,7 @@ class Shutdown:
     def fail(self, problem: str) -> None:
         self.failed = True
         if not self.is_spare:
-            self.abort_flag.raise_flag(problem)
+            self.abort_flag.publish(problem)
 
     @contextmanager
     def publishing_errors(self) -> Iterator[None]:
@@ -79,12 +79,12 @@ class _OneLine:
         self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None
     ) -> None:
         known = _on_purpose(error)
-        who = ""
+        prefix = ""
         for shutdown in self.watched:
             shutdown.fail(known.problem if known else f"{kind.__name__}: {error}")
-            who = f"rank {shutdown.rank}: "
+            prefix = f"rank {shutdown.rank}: "
         if known and DEBUG_VARIABLE not in os.environ:
-            print(f"thalweg: {who}{known}", file=sys.stderr)
+            print(f"thalweg: {prefix}{known}", file=sys.stderr)
         else:
             self._before(kind, error, traceback)
 

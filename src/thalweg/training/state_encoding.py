@@ -59,10 +59,10 @@ def places_for(kinds: Kinds, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
     places = {}
     for name, (shape, dtype) in kinds.items():
         kind = getattr(torch, dtype)
-        mine = own.get(name)
-        if mine is None or list(mine.shape) != shape or mine.dtype != kind:
-            mine = torch.empty(shape, dtype=kind)
-        places[name] = mine
+        place = own.get(name)
+        if place is None or list(place.shape) != shape or place.dtype != kind:
+            place = torch.empty(shape, dtype=kind)
+        places[name] = place
     return places
 
 
@@ -120,17 +120,17 @@ def _array(content: Any, tensors: Tensors) -> Any:
 
 
 def _dtype(name: str) -> torch.dtype:
-    found = getattr(torch, name)
-    if not isinstance(found, torch.dtype):
+    dtype = getattr(torch, name)
+    if not isinstance(dtype, torch.dtype):
         raise TypeError(f"{name} is no type of tensors")
-    return found
+    return dtype
 
 
 def _kind(text: str) -> np.dtype[Any]:
-    found = np.dtype(text)
-    if found.kind not in _NUMPY_KINDS:
+    dtype = np.dtype(text)
+    if dtype.kind not in _NUMPY_KINDS:
         raise TypeError(f"{text} is no type of numbers")
-    return found
+    return dtype
 
 
 _COLLECTIONS: dict[str, Callable[[Any], Any]] = {

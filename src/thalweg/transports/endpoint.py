@@ -444,10 +444,10 @@ def _receive(connection: socket.socket, into: bytearray, size: int) -> Steps:
     while len(into) < size:
         yield READ_EVENT
         with suppress(BlockingIOError):
-            came = connection.recv(size - len(into))
-            if not came:
+            data = connection.recv(size - len(into))
+            if not data:
                 raise ConnectionResetError
-            into += came
+            into += data
 
 
 def _listening(rank: int, host: str) -> socket.socket:

@@ -100,13 +100,13 @@ def answered(
     body, mac = hello[WIRE_PREFIX_STRUCT.size : -MAC_NBYTES], hello[-MAC_NBYTES:]
     if not hmac.compare_digest(hmac.digest(identity.shared_with(sender), body, "sha256"), mac):
         raise ValueError("the hello does not authenticate")
-    theirs = X25519PublicKey.from_public_bytes(HELLO_STRUCT.unpack_from(body)[2])
+    sender_ephemeral = X25519PublicKey.from_public_bytes(HELLO_STRUCT.unpack_from(body)[2])
     ephemeral = X25519PrivateKey.generate()
     public = ephemeral.public_key().public_bytes_raw()
     material = (
-        identity.private.exchange(theirs)
+        identity.private.exchange(sender_ephemeral)
         + ephemeral.exchange(X25519PublicKey.from_public_bytes(sender.key))
-        + ephemeral.exchange(theirs)
+        + ephemeral.exchange(sender_ephemeral)
     )
     key, mac = _session(material, hello, public)
     return public + mac, RecordCipher(key)

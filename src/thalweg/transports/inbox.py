@@ -85,9 +85,9 @@ class Inbox:
         """One of these messages, for which this waits; arrays are delivered as they were put."""
         with self._changed:
             while True:
-                found = self._pop(wanted)
-                if found is not None:
-                    return found
+                received = self._pop(wanted)
+                if received is not None:
+                    return received
                 left = deadline - monotonic()
                 if left <= 0 or not self._changed.wait(left):
                     raise peer_late_error(self.rank, wanted)

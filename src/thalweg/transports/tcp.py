@@ -107,9 +107,9 @@ class TcpTransport:
         with self._in_use:
             self._landings = landings
             while True:
-                found = self._inbox.receive_now(wanted)
-                if found is not None:
-                    return found
+                received = self._inbox.receive_now(wanted)
+                if received is not None:
+                    return received
                 left = deadline - monotonic()
                 if left <= 0 and not self._receive(0.0):
                     raise peer_late_error(self.rank, wanted)

@@ -73,10 +73,10 @@ class Connections:
     def look_at_all(self) -> list[ConnectionTraffic]:
         """The traffic since the last call; also selects the busy connections until the next."""
         counters = self._counters(_open())
-        found = _moved(self._all, counters)
+        traffic = _moved(self._all, counters)
         now = monotonic()
         self._used |= {
-            key: now for key, sent in found.items() if sent.nbytes >= MIN_OBSERVED_TRAFFIC_BYTES
+            key: now for key, sent in traffic.items() if sent.nbytes >= MIN_OBSERVED_TRAFFIC_BYTES
         }
         self._used = {
             key: last
@@ -85,32 +85,32 @@ class Connections:
         }
         self._descriptors = [descriptor for descriptor, _, _ in self._used]
         self._all = counters
-        return list(found.values())
+        return list(traffic.values())
 
     def sent(self) -> list[ConnectionTraffic]:
         """The traffic of the busy connections since the last call."""
         counters = self._counters(self._descriptors)
-        found = _moved(self._busy, counters)
+        traffic = _moved(self._busy, counters)
         self._busy = counters
-        return list(found.values())
+        return list(traffic.values())
 
     def _counters(self, descriptors: Iterable[int]) -> dict[_Key, _Counts]:
-        found = (_socket_counters(descriptor) for descriptor in descriptors)
-        return {key: counts for key, counts in filter(None, found) if key[1] not in self._own}
+        counters = (_socket_counters(descriptor) for descriptor in descriptors)
+        return {key: counts for key, counts in filter(None, counters) if key[1] not in self._own}
 
 
 def _moved(
     before: Mapping[_Key, _Counts], now: Mapping[_Key, _Counts]
 ) -> dict[_Key, ConnectionTraffic]:
-    found = {}
+    traffic = {}
     for key, (acked, busy, round_trip) in now.items():
         acked_before, busy_before, _ = before.get(key, (acked, busy, 0.0))
         if acked > acked_before:
             seconds = max(0, busy - busy_before) * MICROSECOND_SECONDS
-            found[key] = ConnectionTraffic(
+            traffic[key] = ConnectionTraffic(
                 key[1], key[2], acked - acked_before, seconds, round_trip
             )
-    return found
+    return traffic
 
 
 def _open() -> list[int]:

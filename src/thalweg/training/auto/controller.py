@@ -85,16 +85,16 @@ class PlanRanker:
     def ranking(self, advice: Advice, before: Plan) -> list[CandidatePlan]:
         """The candidate plans, best first, including the plan that ran before; without plans whose
         extra steps under this optimizer can't be relied on."""
-        found: dict[str, CandidatePlan] = {}
+        candidates: dict[str, CandidatePlan] = {}
         for ranked in advice.ranking:
             plan = with_settings(ranked.plan, self.requested)
             if ranked.steps is not None and ranked.reliable:
-                found[str(plan)] = self._candidate(plan, ranked.steps, ranked)
-        if str(before) not in found:
+                candidates[str(plan)] = self._candidate(plan, ranked.steps, ranked)
+        if str(before) not in candidates:
             extra = ExtraSteps(optimizer=advice.optimizer)
             more = extra.of(before, default_catalog().guarantee(before).promise)
-            found[str(before)] = self._candidate(before, 1 + (more or 0.0), None)
-        ranking = sorted(found.values(), key=lambda candidate: candidate.cost)
+            candidates[str(before)] = self._candidate(before, 1 + (more or 0.0), None)
+        ranking = sorted(candidates.values(), key=lambda candidate: candidate.cost)
         return ranking[:MAX_RANKED_PLANS] + [
             candidate for candidate in ranking[MAX_RANKED_PLANS:] if candidate.sync == str(before)
         ]
@@ -119,16 +119,20 @@ class PlanRanker:
         )
 
     def _estimate(self, plan: Plan) -> Estimate:
-        found = self.situation
+        situation = self.situation
         return predict(
-            plan, found.cluster, found.workload, found.machine, declared=self.group.cluster
+            plan,
+            situation.cluster,
+            situation.workload,
+            situation.machine,
+            declared=self.group.cluster,
         )
 
 
 def waiting_seconds(cluster: Cluster) -> float:
     """An upper bound of the mean straggler wait per step, if all ranks wait for all."""
     late = [cluster.host(rank).late for rank in range(cluster.workers)]
-    return sum(one.probability * one.delay.seconds for one in late)
+    return sum(straggler.probability * straggler.delay.seconds for straggler in late)
 
 
 def cycle_of(plan: Plan, group: Group) -> int:
@@ -288,13 +292,13 @@ class AutoController:
 
     def _read(self, key: str) -> dict[str, Any]:
         session, timeout = self._session, self._session.engine.timeout
-        found = session.world.wait_for(key, timeout, session.abort_flag)
-        if found is None:
+        text = session.world.wait_for(key, timeout, session.abort_flag)
+        if text is None:
             raise RunError(
                 f"rank {session.rank} timed out waiting for the choice of a plan ({timeout:g} s)",
                 "look at the output of rank 0, or allow more with timeout=",
             )
-        entry: dict[str, Any] = json.loads(found)
+        entry: dict[str, Any] = json.loads(text)
         return entry
 
     def _follow(self) -> None:
@@ -371,7 +375,10 @@ def _folded(state: AutoState, entry: Mapping[str, Any]) -> AutoState:
         return on_no_advice(state, step, entry["problem"])
     if "ranking" in entry:
         return on_advice(
-            state, step, [CandidatePlan(**one) for one in entry["ranking"]], entry["now"]
+            state,
+            step,
+            [CandidatePlan(**candidate) for candidate in entry["ranking"]],
+            entry["now"],
         )
     return on_measured(state, step, entry["seconds"], may_leave=entry["may_leave"])
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from thalweg.catalog import default_catalog
 from thalweg.declarations import Promise
 from thalweg.facts import Cluster, CodecCost, Costs, Machine, StragglerDelay, Workload
-from thalweg.launch.rank_assignment import ONE_RACK_ASSUMPTION
+from thalweg.launch.launcher_variables import ONE_RACK_ASSUMPTION
 from thalweg.plan import Plan
 from thalweg.predict.candidates import candidates
 from thalweg.probing.calibration import calibrate

@@ -189,10 +189,10 @@ def _rank_delay(excess: Seconds, late: NDArray[np.bool_]) -> StragglerDelay:
 
 def _pooled(late: Sequence[StragglerDelay]) -> StragglerDelay:
     """The mean probability and delay of ranks that are taken as equal."""
-    probability = fmean(one.probability for one in late)
+    probability = fmean(straggler.probability for straggler in late)
     if not probability:
         return StragglerDelay()
-    lost = fmean(one.probability * one.delay.seconds for one in late)
+    lost = fmean(straggler.probability * straggler.delay.seconds for straggler in late)
     return StragglerDelay(
         probability=probability, delay=Duration(round(lost / probability, PROFILE_SECONDS_DIGITS))
     )

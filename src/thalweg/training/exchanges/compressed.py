@@ -137,14 +137,14 @@ class CompressedBucket:
 
     def chain(self, rank_rounds: Sequence[RankRound], step: int, first_round: int) -> Chain:
         """The rounds that turn the bucket's contribution into the sum of all."""
-        by_name = {one.round.payload.name: one for one in rank_rounds}
+        by_name = {r.round.payload.name: r for r in rank_rounds}
         before, after = by_name.pop(RACK_SUM_PAYLOAD, None), by_name.pop(RESULT_PAYLOAD, None)
-        between = [one for one in rank_rounds if one.round.payload.name in by_name]
+        between = [r for r in rank_rounds if r.round.payload.name in by_name]
         if before is not None:
             if not between and self.has_more:
                 self._add_residual()
             yield [before.task(self._bucket, step, first_round)]
-        if any(not one.round.payload.exact for one in between):
+        if any(not r.round.payload.exact for r in between):
             yield from self._compressed(between, step, first_round)
         elif between:  # nothing in this bucket is compressed, at least not yet
             yield [between[0].task(self._bucket, step, first_round)]
@@ -157,8 +157,8 @@ class CompressedBucket:
             transfer = _BucketTransfer(
                 bucket=self._bucket,
                 rank=self._rank,
-                rounds=[one for one in rank_rounds if not one.round.payload.exact],
-                uncompressed=[one for one in rank_rounds if one.round.payload.exact],
+                rounds=[r for r in rank_rounds if not r.round.payload.exact],
+                uncompressed=[r for r in rank_rounds if r.round.payload.exact],
                 step=step,
                 first_round=first_round,
                 values=self._to_encode(out),

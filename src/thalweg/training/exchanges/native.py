@@ -250,10 +250,12 @@ class DdpSynchronizer(Synchronizer):
     @property
     def compressor_state(self) -> CompressorState:
         exchanges = self._exchanges.values()
-        found = state_views(b for each in exchanges for b in each.rounds.compressed.values())
+        state = state_views(
+            b for exchange in exchanges for b in exchange.rounds.compressed.values()
+        )
         for kind, arrays in self._compressor_state.items():
-            found[kind] = {**arrays, **found.get(kind, {})}
-        return found
+            state[kind] = {**arrays, **state.get(kind, {})}
+        return state
 
     def load_compressor_state(self, state: CompressorState) -> Mapping[str, Array]:
         """Keep the state for the buckets that DDP is about to make."""

@@ -1,8 +1,8 @@
 """The plan `asp`: every worker steps at its own pace.
 
 At the end of backward a worker sends its gradients to the root, which takes a step with them
-(`server_state.py`) and answers with the parameters. The script's own optimizer finds no gradients,
-and so does nothing; after its step the new parameters are put in place.
+(`parameter_server.py`) and answers with the parameters. The script's own optimizer finds no
+gradients, and so does nothing; after its step the new parameters are put in place.
 
     worker    backward ── gradients ──> root: takes a step
               parameters in place <── parameters at that time
@@ -31,8 +31,8 @@ from thalweg.members.abort import AbortFlag
 from thalweg.members.world import World
 from thalweg.plan import Plan
 from thalweg.training.buckets import FlatBucket, Layout
+from thalweg.training.exchanges.parameter_server import UNKNOWN_CLOCK, ParameterServer
 from thalweg.training.exchanges.rounds import Exchange
-from thalweg.training.exchanges.server_state import UNKNOWN_CLOCK, ParameterServer
 from thalweg.training.plan_context import Ledger, PlanContext
 from thalweg.training.sources.gradients import GradientSynchronizer, layout_of
 from thalweg.transports import Array
@@ -357,9 +357,7 @@ class ServerThread:
                         log.warning("rank %d failed; its part of the data is lost", rank)
                         self._deliver(self.server.remove_worker(rank))
         except BaseException as error:
-            self._abort_flag.raise_flag(
-                f"the server of asp failed: {type(error).__name__}: {error}"
-            )
+            self._abort_flag.publish(f"the server of asp failed: {type(error).__name__}: {error}")
             self.broken = error
 
     def _is_gone(self, rank: int) -> bool:

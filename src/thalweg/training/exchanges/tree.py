@@ -1,10 +1,12 @@
-"""Coded plans: a rank contributes its part of the sum, and gets the result of a step when it is
-ready, with or without that part.
+"""The exchange of coded plans, whose ranks form a tree: a rank contributes its part of the sum, and
+receives the result of a step when it is ready, with or without that part.
 
-The relay's thread runs independently, so a straggler finds the results of the steps that it missed.
-It passes them at its next safe points, on a few samples each, and applies the others' gradients
-instead of its own. If it is so far behind that these aren't kept any more, it loads another rank's
-snapshot instead (`snapshot.py`).
+The allocation divides each batch into cells, and says which cells each rank computes, and with
+which weights. The relay is a thread of each rank that forwards contributions up the tree and
+results down it, independently of the training thread. So a straggler finds the results of the steps
+that it missed. At its next safe points, between two batches, it catches up: for each missed step it
+computes a few samples only, and applies the result of the other ranks instead of its own gradients.
+If its relay doesn't keep these results any more, it loads another rank's snapshot (`snapshot.py`).
 """
 
 from __future__ import annotations
@@ -38,38 +40,42 @@ from thalweg.training.snapshot import Snapshot
 from thalweg.transports import Array
 
 DRAIN_POLL_SECONDS = 0.01
-TREE_EVICTION_SECONDS = 20.0  # of absence, after which the tree is rebuilt without that rank
+TREE_EVICTION_SECONDS = 20.0  # the tree is rebuilt without a rank that is absent for longer
 
 
 class TreeExchange(Exchange):
-    """The exchange of buckets through a relay, and the place of this rank in the coded tree."""
+    """The exchange of one rank's buckets through its relay in the coded tree."""
 
     def __init__(self, context: PlanContext, plan: Plan, layout: Layout) -> None:
         self._clock = context.clock
         self._world = world = context.world.namespace(f"tree/{context.clock.step}")
         self.allocation = allocation_of(plan, context.group)
+        # A participation flag is 1 in every cell, and is summed with the weights of the cells.
         self.presence = float(self.allocation.cell_weights(world.rank).sum())
         self._data_position = context.data_position
         # The steps whose sum was scaled up from a part of the data, and the size of that part.
         self.approximate: dict[int, float] = {}
-        # This rank continued without a result: its state is no other rank's until it loads one.
+        # True if this rank continued without a result: its state differs from that of all other
+        # ranks until it loads a snapshot.
         self.has_diverged = False
-        self._waits = _beyond(plan) == "wait"  # if more ranks are absent than the code tolerates
+        # True if a step with more stragglers than the code tolerates waits for them.
+        self._waits = _beyond(plan) == "wait"
         self._layout = layout
         self._vectors = SummedVectors(layout, Compression.of(plan), world.rank)
         self.relay = _open(context, plan, world, self.allocation, self._vectors)
         self._snapshot = context.snapshot
-        self._begun = -1  # the last step with a contribution
-        self._last = -1  # the last step with a result
+        self._contributed_step = -1  # the last step to which this rank contributed
+        self._finished_step = -1  # the last step whose result was received, or had expired
 
     @property
     def is_root(self) -> bool:
         return self.relay.rank == self.allocation.host
 
-    def needs(self, rank: int, absent: Mapping[int, float]) -> bool:
-        """True if the tree must be rebuilt without this rank: it is the root, or absent for long;
-        or more ranks are absent than the code tolerates, alone or with the stragglers. `absent` has
-        the time since which each is."""
+    def must_rebuild_without(self, rank: int, absent: Mapping[int, float]) -> bool:
+        """True if the tree must be rebuilt without this absent rank. It must if the rank hosts the
+        root, or is absent for more than `TREE_EVICTION_SECONDS`; under a plan that waits for
+        stragglers also if more ranks are absent than the code tolerates, or if the current step is
+        overdue. `absent` has all members that are suspected to have failed, and since when."""
         if (
             rank == self.allocation.host
             or monotonic() - absent.get(rank, monotonic()) > TREE_EVICTION_SECONDS
@@ -78,42 +84,44 @@ class TreeExchange(Exchange):
         return self._waits and (len(absent) > self.relay.spare or self.relay.is_overdue)
 
     def left_behind(self, step: int) -> bool:
-        """True if a result that this rank needs isn't available any more."""
+        """True if this rank must load a snapshot: it has diverged, or the result of `step` isn't
+        kept any more."""
         return self.has_diverged or self.relay.result_expired(step)
 
     def serve(self) -> None:
-        """Send this rank's snapshot to ranks that requested it: between two steps, or while it
-        waits for a result, as its state is that before the step until then."""
+        """Send this rank's snapshot to the ranks that requested it. It may be called between two
+        steps, and while this rank waits for a result, before which its state doesn't change."""
         if self.relay.state_requested():
             self.relay.send_state(self._snapshot().in_bytes())
 
     def request_snapshot(self, after: int = -1) -> Snapshot:
-        """The snapshot of another rank past the step `after`; the parent's if it answers."""
-        state = Snapshot.of_bytes(
-            self.relay.request_state(lambda a: Snapshot.of_bytes(a).step > after)
+        """Request the snapshot of a rank that is past the step `after`: the parent's if it
+        answers."""
+        snapshot = Snapshot.of_bytes(
+            self.relay.request_state(lambda state: Snapshot.of_bytes(state).step > after)
         )
-        self.relay.follow_from(state.step)
+        self.relay.follow_from(snapshot.step)
         self.has_diverged = False
-        return state
+        return snapshot
 
-    def leave(self, seconds: float, state: Snapshot) -> bool:
-        """Wait until all neighbours have ended as well, or failed, as they may need results and
-        this state until then. False after a timeout."""
-        self.relay.send_state(state.in_bytes(), from_now_on=True)
+    def leave(self, seconds: float, snapshot: Snapshot) -> bool:
+        """Wait until all neighbours in the tree have ended too, or failed: until then they may
+        request results and this snapshot. False after this many seconds."""
+        self.relay.send_state(snapshot.in_bytes(), from_now_on=True)
         deadline = monotonic() + seconds
-        with suppress(RunError):  # the store is lost, and so are the others
+        with suppress(RunError):  # a lost store: no neighbour can be waited for
             self._world.put(f"through/{self.relay.rank}", "")
-            while any(not self._is_through(rank) for rank in self.relay.present()):
+            while any(not self._has_ended(rank) for rank in self.relay.present()):
                 if monotonic() >= deadline:
                     return False
                 sleep(DRAIN_POLL_SECONDS)
         return True
 
     def close(self) -> None:
-        self._layout = replace(self._layout, buckets=())
+        self._layout = replace(self._layout, buckets=())  # the vectors still refer to them
         self.relay.close()
 
-    def _is_through(self, rank: int) -> bool:
+    def _has_ended(self, rank: int) -> bool:
         return self._world.store_client.call(lambda store: store.check([f"through/{rank}"]))
 
     # The exchange
@@ -123,7 +131,7 @@ class TreeExchange(Exchange):
         return self._data_position.counts
 
     def begin(self) -> None:
-        if self._last == self._clock.step:
+        if self._finished_step == self._clock.step:
             raise RunError(
                 "two backwards in one step: a code would add the sums of the first again",
                 "wrap all but the last in run.no_sync(), and don't use reentrant checkpoints",
@@ -134,25 +142,26 @@ class TreeExchange(Exchange):
     def send(self, bucket: FlatBucket, *, is_finite: bool) -> None:
         step = self._clock.step
         for index, vector in self._vectors.contribution(bucket, step):
-            if not is_finite:  # all nan: each piece may be decoded from other answers
+            if not is_finite:  # every piece is NaN, as pieces may be decoded from different ranks
                 vector.view(np.uint8).fill(0xFF)
             self.relay.contribute(step, index, vector)
-        self._begun = step
+        self._contributed_step = step
 
     def finish(self) -> None:
         step = self._clock.step
         results = self.relay.result(step, when_asked=self.serve)
-        self._last = step
+        self._finished_step = step
         if results is None:  # the result has expired: the next safe point loads a snapshot
             self.has_diverged = True
             for bucket in self._layout.buckets:
                 bucket.vector.fill(0)
             return
-        if results.covered:
+        if results.covered:  # the number of cells in the sum, if not all are
             self.approximate[step] = results.covered / self.allocation.cells
-        self._vectors.open(step)
+        self._vectors.prepare(step)
         for piece, array in zip(self.relay.pieces, results.arrays, strict=True):
-            self._vectors.all[piece.round][piece.start : piece.stop] = array
+            vector = self._vectors.all[piece.round]  # the n-th round sums the n-th vector
+            vector[piece.start : piece.stop] = array
         self._vectors.finish(step)
 
     def is_good(self, flags: torch.Tensor) -> bool:
@@ -162,9 +171,9 @@ class TreeExchange(Exchange):
         return all(map(is_finite, flats.values())) or not not_finite(flats)
 
     def drop(self) -> None:
-        """Nothing has to be waited for, as copies are sent. But a contribution can't be
-        withdrawn."""
-        if self._begun == self._clock.step != self._last:
+        """The buckets are free at once, as copies of them were sent. RunError if this rank has
+        contributed to the step, as a contribution can't be withdrawn."""
+        if self._contributed_step == self._clock.step != self._finished_step:
             raise RunError(
                 "a backward failed after a part of its gradients was sent",
                 "let this worker end: the others continue without it, and it may rejoin",
@@ -172,18 +181,20 @@ class TreeExchange(Exchange):
 
 
 class SummedVectors:
-    """All vectors in which the buckets of a layout are sent: each whole, or its payload and its
-    uncompressed part. They are summed on their way up a tree, so payloads must be linear, and take
-    one round."""
+    """The vectors in which the buckets of a layout are sent: of a compressed bucket its payload and
+    its uncompressed part, of another the whole bucket. The relays sum vectors on their way up the
+    tree, so a codec must be linear, and need one round only."""
 
     def __init__(self, layout: Layout, compression: Compression, rank: int) -> None:
+        # A codec encodes into the same array in every step, so these stay valid.
         self.all: list[Array] = []
         self.types: list[ElementType] = []
         self._layout = layout
         self._compressed: dict[int, tuple[CompressedBucket, SummableCodec]] = {}
-        self._under_way: dict[int, Iterator[Array]] = {}
-        self._step = -1  # of the payloads under way
-        self._of: dict[int, range] = {}
+        # Iterators of `_payload` by bucket: encoded for the step `_encoded_step`, not yet decoded.
+        self._encoded: dict[int, Iterator[Array]] = {}
+        self._encoded_step = -1
+        self._indices: dict[int, range] = {}  # of each bucket's vectors in `all`
         compressed = compression.buckets(layout, rank)
         for bucket in layout.buckets:
             first = len(self.all)
@@ -194,14 +205,15 @@ class SummedVectors:
             rest = bucket.vector[bucket.arrangement.length :]
             if len(rest):
                 self._add(rest, bucket.arithmetic)
-            self._of[bucket.index] = range(first, len(self.all))
+            self._indices[bucket.index] = range(first, len(self.all))
 
     def _add(self, vector: Array, arithmetic: Arithmetic) -> None:
         self.all.append(vector)
         self.types.append(ElementType(vector.dtype, arithmetic))
 
     def _payload(self, bucket: FlatBucket, step: int) -> Iterator[Array]:
-        """The encoded bucket; its iterator decodes the sum."""
+        """An iterator over the only payload of the bucket. Its first `next` encodes the bucket into
+        the vector; exhausting it decodes the sum that the vector then has."""
         compressed, codec = self._compressed[bucket.index]
         values = compressed.load()
         return codec.rounds(values, values, step, keep=False)
@@ -209,31 +221,31 @@ class SummedVectors:
     def contribution(self, bucket: FlatBucket, step: int) -> list[tuple[int, Array]]:
         """Copies of this rank's contributions, each with the index of its vector."""
         self._encode(bucket, step)
-        return [(number, self.all[number].copy()) for number in self._of[bucket.index]]
+        return [(index, self.all[index].copy()) for index in self._indices[bucket.index]]
 
     def finish(self, step: int) -> None:
-        """Write the step's result, which the vectors hold, into the buckets."""
-        for index, payload in list(self._under_way.items()):
+        """Decode the step's result, which the vectors have, into the buckets."""
+        for index, payload in list(self._encoded.items()):
             for _ in payload:
                 raise AssertionError("a linear codec has one round")
             self._compressed[index][0].store()
-        self._under_way.clear()
+        self._encoded.clear()
 
-    def open(self, step: int) -> None:
-        """Prepare the vectors for a step's result, also those without a contribution of this
-        rank."""
-        if self._step != step:
-            self._under_way.clear()  # of a step without a result
+    def prepare(self, step: int) -> None:
+        """Prepare the vectors for a step's result. If this rank didn't contribute to the step, that
+        encodes its buckets, since only an encoded payload can be decoded."""
+        if self._encoded_step != step:
+            self._encoded.clear()  # payloads of a step without a result
         for bucket in self._layout.buckets:
-            if bucket.index not in self._under_way:
+            if bucket.index not in self._encoded:
                 self._encode(bucket, step)
 
     def _encode(self, bucket: FlatBucket, step: int) -> None:
         if bucket.index in self._compressed:
             payload = self._payload(bucket, step)
-            next(payload)
-            self._step = step
-            self._under_way[bucket.index] = payload
+            next(payload)  # its value is the vector in `all`
+            self._encoded_step = step
+            self._encoded[bucket.index] = payload
 
 
 def _open(

@@ -1,10 +1,10 @@
 """Parameter plans: each rank takes its own step, then parameters are averaged in its group.
 
-More than parameters are averaged: batch norm's statistics always, the optimizer's state if the plan
-has it; all in float32 at least, whatever the type is. A delayed result (`delay=1`, or an averaging
-over several steps) is transferred while the next steps are computed: x += mean(x') - x', where x'
-are the values that were sent, so that the steps taken meanwhile are kept. Either way the mean over
-all ranks stays the same.
+Batch norm's statistics are always averaged too, and the optimizer's state if the plan says so; all
+in float32 at least, whatever the type is. A delayed average (`delay=1`, or one that takes several
+steps) is transferred while the next steps are computed. It is then applied as x += mean(x') - x',
+where x' are the values that were sent, so that the steps taken meanwhile are kept. With or without
+a delay the mean over all ranks stays the same.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class _PendingAverage:
-    """An averaging under way, to be applied when the optimizer takes step `due`."""
+    """An average under way, which is applied at the end of step `due`."""
 
     futures: tuple[Future[None], ...]
     buckets: tuple[FlatBucket, ...]
@@ -44,9 +44,9 @@ class _PendingAverage:
 
 
 class ParameterSynchronizer(Synchronizer):
-    """Averages parameters; the tensors are known after the first step only, as an optimizer has no
-    state before. No rank averages before the context's first step. After a rendezvous each rank
-    keeps its parameters."""
+    """Averages parameters, from the context's first step on. Which tensors are averaged is known
+    after a step only, as an optimizer has no state before. After a rendezvous each rank keeps its
+    parameters."""
 
     def __init__(
         self,
@@ -55,8 +55,8 @@ class ParameterSynchronizer(Synchronizer):
         optimizer: torch.optim.Optimizer,
         plan: Plan,
     ) -> None:
-        self.tensors: Tensors = {}  # the averaged tensors
-        # True if the groups follow the contended links
+        self.tensors: Tensors = {}  # the averaged tensors by name; empty until `_open_rounds`
+        # True if the averaging groups follow the contended links.
         self.adjusts = bool(plan.topology.arguments.get("adjust")) and context.group.size > 1
         self._context = context
         self._model = model
@@ -66,10 +66,10 @@ class ParameterSynchronizer(Synchronizer):
         self._engine = context.engine
         self._clock = context.clock
         self._world = context.world.namespace(f"groups/{context.clock.step}")
-        self._under_way: list[_PendingAverage] = []
-        self._sent: dict[str, torch.Tensor] = {}
-        self._over = monotonic()  # the end of the last step's exchange
-        self._rounds: BucketRounds | None = None
+        self._pending: list[_PendingAverage] = []
+        self._sent: dict[str, torch.Tensor] = {}  # x' of the delayed average that is pending
+        self._exchange_end = monotonic()  # of the last step
+        self._rounds: BucketRounds | None = None  # None until `_open_rounds`
         self._monitor: ContentionMonitor | None = None
 
     def after_step(self) -> None:
@@ -85,30 +85,31 @@ class ParameterSynchronizer(Synchronizer):
 
     @torch.no_grad()
     def _synchronize(self) -> None:
-        busy = monotonic() - self._over
-        rounds = self._ready
+        busy_seconds = monotonic() - self._exchange_end
+        rounds = self._open_rounds()
         step = self._clock.step
         self._finish(step)
         rank_step = rounds.at(step)
-        first = self._clock.claim(rank_step.numbers)
+        first_round = self._clock.claim(rank_step.numbers)
         futures, buckets = [], []
         for bucket in rounds.layout.buckets:
             rank_rounds = rank_step.of(bucket.index)
             if not rank_rounds:
                 continue
-            self._fill(bucket, 1 / rank_rounds[0].divisor, keep=rank_rounds[0].round.delay > 0)
-            futures.append(self._engine.submit(rounds.work(bucket, rank_rounds, step, first)))
+            first, *_ = rank_rounds  # its divisor makes the sum of all rounds a mean
+            self._fill(bucket, 1 / first.divisor, keep=first.round.delay > 0)
+            futures.append(self._engine.submit(rounds.work(bucket, rank_rounds, step, first_round)))
             buckets.append(bucket)
         if rank_step.rounds:
             delay = rank_step.rounds[0].round.delay
-            exchange = _PendingAverage(tuple(futures), tuple(buckets), step + delay, delay > 0)
-            self._under_way.append(exchange)
+            average = _PendingAverage(tuple(futures), tuple(buckets), step + delay, delay > 0)
+            self._pending.append(average)
         if self._monitor is not None:  # while the average is under way
-            self._monitor.publish(step, busy)
+            self._monitor.publish(step, busy_seconds)
             self._monitor.evaluate(step)
         if self._plan.cadence.delay == 0:
             self._finish(step)
-        self._over = monotonic()
+        self._exchange_end = monotonic()
 
     @torch.no_grad()
     def wait_and_apply(self) -> None:
@@ -118,7 +119,7 @@ class ParameterSynchronizer(Synchronizer):
         self.wait_and_apply()
 
     def abort(self) -> None:
-        self._under_way.clear()
+        self._pending.clear()
         self._sent.clear()
         self._rounds = None
 
@@ -136,9 +137,9 @@ class ParameterSynchronizer(Synchronizer):
         if self._monitor is not None:
             self._monitor.adopt(contention, self._clock.step)
 
-    @property
-    def _ready(self) -> BucketRounds:
-        """The rounds of the buckets, which are laid out in the first step that averages."""
+    def _open_rounds(self) -> BucketRounds:
+        """Return the rounds of the buckets. The first call, in the first step that averages, agrees
+        with the other ranks on the averaged tensors, and allocates the buckets."""
         if self._rounds is None:
             context, step = self._context, self._clock.step
             self.tensors = averaged_tensors(
@@ -162,6 +163,7 @@ class ParameterSynchronizer(Synchronizer):
         return self._rounds
 
     def _fill(self, bucket: FlatBucket, factor: float, *, keep: bool) -> None:
+        """Write the tensors of a bucket, times `factor`, into it; `keep` copies them to `_sent`."""
         for name, view in bucket.views.items():
             scaled_into(view, self.tensors[name], factor)
             if keep:
@@ -170,19 +172,21 @@ class ParameterSynchronizer(Synchronizer):
                 self._sent[name].copy_(self.tensors[name])
 
     def _finish(self, step: int | None) -> None:
-        """Apply the averages that are due at this step; all if None."""
-        over = [e for e in self._under_way if step is None or e.due <= step]
-        self._under_way = [e for e in self._under_way if e not in over]
-        for exchange in over:
-            self._engine.wait(list(exchange.futures))
-            for bucket in exchange.buckets:
-                exact = not (exchange.delayed or self._ready.compressed)
-                self._apply(bucket, late=exchange.delayed, exact=exact)
+        """Wait for the averages that are due at this step, or for all if None, and apply them."""
+        due = [average for average in self._pending if step is None or average.due <= step]
+        self._pending = [average for average in self._pending if average not in due]
+        for average in due:
+            self._engine.wait(list(average.futures))
+            for bucket in average.buckets:
+                exact = not (average.delayed or self._open_rounds().compressed)
+                self._apply(bucket, delayed=average.delayed, exact=exact)
 
-    def _apply(self, bucket: FlatBucket, *, late: bool, exact: bool) -> None:
+    def _apply(self, bucket: FlatBucket, *, delayed: bool, exact: bool) -> None:
+        """Write the average in a bucket to its tensors. Unless it is exact, elements that are never
+        negative by their meaning, such as variances, may be, and are set to 0."""
         for name, view in bucket.views.items():
             tensor = self.tensors[name]
-            if late:
+            if delayed:
                 tensor.add_(view.to(tensor.device) - self._sent[name])
             else:
                 tensor.copy_(view)
@@ -192,39 +196,43 @@ class ParameterSynchronizer(Synchronizer):
 
 @dataclass(frozen=True, slots=True)
 class _PendingRackAverage:
-    """A part of a bucket that is being averaged between racks."""
+    """A part of a bucket that is being averaged between racks. `contribution` is what this rack
+    adds to the mean of all racks; the engine sums into it, so it is that mean when the future is
+    done."""
 
     future: Future[None]
     bucket: int
     span: tuple[int, int]
-    sent: torch.Tensor  # the rack's mean
-    global_mean: torch.Tensor  # of all racks, when the future is done
+    rack_mean: torch.Tensor
+    contribution: torch.Tensor
 
 
 class TwoLevelSynchronizer(ParameterSynchronizer):
     """Averages at two levels, the upper one delayed: racks at every step, all racks one step later.
 
-    With m(t) a rack's mean after step t, and M(t) the mean of all racks' by their sizes:
+    With m(t) a rack's mean after step t, and M(t) the mean over all racks, weighted by their sizes:
 
         m(t+1) = mean over the rack of x(t+1)  +  M(t) - m(t)
 
     so the exchange between racks has a whole step to complete. The j-th host of each rack exchanges
-    the j-th part of its rack's mean with the j-th hosts of the others, and adds the difference, G_c
-    times, to its own contribution to the rack's next average, which distributes it. No link carries
-    more bytes than for the exact average, and replicas of different racks differ by one step's
-    noise: its variance is (1 - 1/C) / G of one worker's.
+    the j-th part of its rack's mean with the j-th hosts of the other racks. It adds M(t) - m(t) to
+    its own contribution to the rack's next average, undivided, so that the sum of the contributions
+    distributes the difference in the rack. No link carries more bytes than for the exact average,
+    and replicas of different racks differ by one step's noise. With C racks of G workers its
+    variance is (1 - 1/C) / G of one worker's.
     """
 
+    # Until the first step sets these on the object:
     _average_pending = False  # an average between racks isn't applied yet; equal on all ranks
-    _crossing: tuple[_PendingRackAverage, ...] = ()
+    _crossing: tuple[_PendingRackAverage, ...] = ()  # the parts that this rank exchanges
 
     @torch.no_grad()
     def _synchronize(self) -> None:
         inside, across = self._rounds_of(self._clock.step)
-        first = self._claim()
-        self._average(inside, first)
+        first_round = self._claim_rounds()
+        self._average(inside, first_round)
         for rank_round in across:
-            self._cross(rank_round, first)
+            self._cross(rank_round, first_round)
         self._average_pending = (self._clock.step + 1) % self._plan.cadence.every == 0
 
     @torch.no_grad()
@@ -233,7 +241,7 @@ class TwoLevelSynchronizer(ParameterSynchronizer):
         if self._average_pending:
             self._average_pending = False
             inside, _ = self._rounds_of(self._clock.step)
-            self._average(inside, self._claim())
+            self._average(inside, self._claim_rounds())
 
     def abort(self) -> None:
         """Drop the averages between racks: every rack keeps its own mean."""
@@ -242,15 +250,17 @@ class TwoLevelSynchronizer(ParameterSynchronizer):
 
     def _rounds_of(self, step: int) -> tuple[list[RankRound], list[RankRound]]:
         """The rounds of a step inside the rack, and those between racks."""
-        rank_rounds = self._ready.at(step).rounds
-        inside = [one for one in rank_rounds if not one.round.delay]
-        return inside, [one for one in rank_rounds if one.round.delay]
+        rank_rounds = self._open_rounds().at(step).rounds
+        inside = [rank_round for rank_round in rank_rounds if not rank_round.round.delay]
+        return inside, [rank_round for rank_round in rank_rounds if rank_round.round.delay]
 
-    def _claim(self) -> int:
-        return self._clock.claim(2 * len(self._ready.layout.buckets))
+    def _claim_rounds(self) -> int:
+        """Claim the round numbers of a step, two of each bucket; returns the first."""
+        return self._clock.claim(2 * len(self._open_rounds().layout.buckets))
 
-    def _average(self, rank_rounds: list[RankRound], first: int) -> None:
-        layout = self._ready.layout
+    def _average(self, rank_rounds: list[RankRound], first_round: int) -> None:
+        """Average inside the rack, and distribute the averages between racks of the step before."""
+        layout = self._open_rounds().layout
         crossed, self._crossing = self._crossing, ()
         futures = []
         for rank_round in rank_rounds:
@@ -260,18 +270,22 @@ class TwoLevelSynchronizer(ParameterSynchronizer):
                 if crossing.bucket == bucket.index:
                     self._engine.wait([crossing.future])
                     part = bucket.flat[slice(*crossing.span)]
-                    part.add_(crossing.global_mean).sub_(crossing.sent)
-            futures.append(self._engine.submit(rank_round.task(bucket, self._clock.step, first)))
+                    part.add_(crossing.contribution).sub_(crossing.rack_mean)
+            task = rank_round.task(bucket, self._clock.step, first_round)
+            futures.append(self._engine.submit(task))
         self._engine.wait(futures)
         for bucket in layout.buckets:
-            self._apply(bucket, late=False, exact=False)
+            self._apply(bucket, delayed=False, exact=False)
 
-    def _cross(self, rank_round: RankRound, first: int) -> None:
-        bucket = self._ready.layout.buckets[rank_round.round.bucket]
-        sent = bucket.flat[slice(*rank_round.round.span)].clone()
+    def _cross(self, rank_round: RankRound, first_round: int) -> None:
+        """Start to average this rank's part of a bucket between racks."""
+        bucket = self._open_rounds().layout.buckets[rank_round.round.bucket]
+        rack_mean = bucket.flat[slice(*rank_round.round.span)].clone()
         rack = next(rack for rack in self._group.racks if self._engine.rank in rack)
-        mean = sent * (len(rack) / self._group.size)
-        task = rank_round.task(bucket, self._clock.step, first, as_array(mean))
+        contribution = rack_mean * (len(rack) / self._group.size)
+        task = rank_round.task(bucket, self._clock.step, first_round, as_array(contribution))
         future = self._engine.submit(task)
-        crossing = _PendingRackAverage(future, bucket.index, rank_round.round.span, sent, mean)
+        crossing = _PendingRackAverage(
+            future, bucket.index, rank_round.round.span, rack_mean, contribution
+        )
         self._crossing = (*self._crossing, crossing)

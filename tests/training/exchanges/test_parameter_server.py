@@ -16,8 +16,8 @@ from torch import nn
 
 from thalweg.facts import Size
 from thalweg.training.buckets import FlatBucket
+from thalweg.training.exchanges.parameter_server import UNKNOWN_CLOCK, ParameterServer
 from thalweg.training.exchanges.server import ServerExchange
-from thalweg.training.exchanges.server_state import UNKNOWN_CLOCK, ParameterServer
 from thalweg.training.plan_context import Ledger
 from thalweg.training.sources.gradients import PARTICIPATION_FLAGS, layout_of
 from thalweg.transports.best_effort import BestEffortMessage, MessageKind

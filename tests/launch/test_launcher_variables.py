@@ -13,7 +13,7 @@ from torch.distributed import TCPStore
 
 from thalweg.errors import LaunchError
 from thalweg.facts import Cluster
-from thalweg.launch.rank_assignment import (
+from thalweg.launch.launcher_variables import (
     ONE_RACK_ASSUMPTION,
     RankAssignment,
     find_cluster,
@@ -253,7 +253,7 @@ def test_a_port_in_use_is_named() -> None:
 UNREACHABLE = """
 import sys
 from thalweg.errors import TransportError
-from thalweg.launch.rank_assignment import RankAssignment, open_store
+from thalweg.launch.launcher_variables import RankAssignment, open_store
 for port in sys.argv[1:]:
     seat = RankAssignment(rank=1, size=2, local_rank=0, address="127.0.0.1", port=int(port),
                 hosted=False, launcher="environment")

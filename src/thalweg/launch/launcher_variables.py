@@ -1,15 +1,18 @@
-"""The rank of this process, read from the environment variables of its launcher.
+"""What the environment variables of a launcher say: this process's rank, and where the store is.
 
-    launcher         rank                   size                       the store is at
-    torchrun         RANK                   WORLD_SIZE                 MASTER_ADDR:MASTER_PORT
-    mpirun           OMPI_COMM_WORLD_RANK   OMPI_COMM_WORLD_SIZE       MASTER_ADDR, or this host
-    srun             SLURM_PROCID           SLURM_STEP_NUM_TASKS       the first host of the step
-    mpiexec (hydra)  PMI_RANK               PMI_SIZE                   MASTER_ADDR, or this host
+    launcher                 rank                   size                   address of the store
+    torchrun, or a script    RANK                   WORLD_SIZE             MASTER_ADDR only
+    openmpi (mpirun)         OMPI_COMM_WORLD_RANK   OMPI_COMM_WORLD_SIZE   this host if all are here
+    slurm (srun)             SLURM_PROCID           SLURM_STEP_NUM_TASKS   the step's first host
+    mpich (mpiexec, hydra)   PMI_RANK               PMI_SIZE               this host if all are here
+
+MASTER_ADDR and MASTER_PORT always win over the address in the table; several ranks without
+an address are an error.
 
 The first launcher whose variables are set counts. mpirun comes before srun because it starts its
-daemons with srun, whose variables then number the daemons; so does hydra, which is why a PMI_RANK
+daemons with srun, whose variables then number the daemons. So does hydra, which is why a PMI_RANK
 that contradicts SLURM_PROCID wins. A shell of `sbatch` or `salloc` has SLURM variables too, but is
-one process: only a numbered step (SLURM_STEP_ID) was started by srun.
+one process: srun started only the processes of numbered steps (SLURM_STEP_ID).
 """
 
 from __future__ import annotations
@@ -36,15 +39,15 @@ if TYPE_CHECKING:
 LAUNCHER_VARIABLE = "THALWEG_LAUNCHER"
 CLUSTER_VARIABLE = "THALWEG_CLUSTER"  # path of the cluster file
 RECORDS_VARIABLE = "THALWEG_RECORDS"  # folder for records of steps
-ONE_RACK_ASSUMPTION = "all hosts in one rack"  # without a cluster file
+ONE_RACK_ASSUMPTION = "all hosts in one rack"  # of runs without a cluster file
 DEFAULT_PORT = 29500
 SLURM_PORTS = range(20_000, 30_000)
+SLURM_STEP_PORT_STRIDE = 101  # between steps of a job, so that the next jobs' ports differ
 SLURM_RESERVED_STEPS = 0xFFFFFFF0  # the first step number of shells of sbatch and salloc
 STORE_CONNECT_RETRY_SECONDS = 0.1
 STORE_BACKLOG_COUNT = 512  # connections that the store has yet to accept
 
-
-# Rank, size, rank on the host and size there
+# The variables for rank, size, rank on the host, and number of ranks on the host.
 MPI_VARIABLES = {
     "openmpi": (
         "OMPI_COMM_WORLD_RANK",
@@ -52,7 +55,7 @@ MPI_VARIABLES = {
         "OMPI_COMM_WORLD_LOCAL_RANK",
         "OMPI_COMM_WORLD_LOCAL_SIZE",
     ),
-    "mpich": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # Intel MPI, too
+    "mpich": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # and Intel MPI
 }
 
 
@@ -63,9 +66,9 @@ class RankAssignment:
     rank: int
     size: int
     local_rank: int
-    address: str | None  # of the c10d store; None if alone
+    address: str | None  # of the c10d store; None if there is one rank only
     port: int | None
-    hosted: bool  # the launcher hosts the store, otherwise rank 0
+    hosted: bool  # True if the launcher hosts the store; otherwise rank 0 does
     launcher: str
 
 
@@ -94,19 +97,23 @@ def find_cluster(
     environment: Mapping[str, str],
     hosts: Callable[[], Sequence[str]] | None = None,
 ) -> Cluster:
-    """The cluster as given, or from the file that the environment names, or else one rack of equal
-    hosts: those that `hosts` returns for each rank, or one host per worker."""
+    """The given cluster or the one in the given file; else the one in the file that the environment
+    names; else one rack of equal hosts. `hosts` returns the host of each rank; without it every
+    worker has its own."""
     given = given or environment.get(CLUSTER_VARIABLE)
-    if not given:
+    if isinstance(given, Cluster):
+        cluster = given
+    elif given:
+        cluster = read_cluster(Path(given))
+    else:
         flat = Cluster.flat(size) if hosts is None else Cluster.of_hosts(hosts())
-        given = replace(flat, assumed=(*flat.assumed, ONE_RACK_ASSUMPTION))
-    known = given if isinstance(given, Cluster) else read_cluster(Path(given))
-    if known.workers != size:
+        cluster = replace(flat, assumed=(*flat.assumed, ONE_RACK_ASSUMPTION))
+    if cluster.workers != size:
         raise UsageError(
-            f"the cluster has {known.workers} workers, and {size} were started",
-            f"start {known.workers} workers, or describe a cluster of {size}",
+            f"the cluster has {cluster.workers} workers, and {size} were started",
+            f"start {cluster.workers} workers, or describe a cluster of {size}",
         )
-    return known
+    return cluster
 
 
 def open_store(assignment: RankAssignment, timeout: float) -> Store:
@@ -118,17 +125,18 @@ def open_store(assignment: RankAssignment, timeout: float) -> Store:
 
     if assignment.address is None or assignment.port is None:
         return HashStore()
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun keeps its store
+    # If torchrun restarts all workers, the store still has the keys of the ended ones.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = _connected(assignment, assignment.address, assignment.port, timeout)
     return PrefixStore(f"thalweg/{attempt}", store)
 
 
 def _torchrun(variables: Mapping[str, str]) -> RankAssignment:
-    by_hand = "torchrun" if "TORCHELASTIC_RUN_ID" in variables else "environment"
+    launcher = "torchrun" if "TORCHELASTIC_RUN_ID" in variables else "environment"
     return _assignment_from(
         variables,
         ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
-        launcher=variables.get(LAUNCHER_VARIABLE, by_hand),
+        launcher=variables.get(LAUNCHER_VARIABLE, launcher),
         address=None,
         hosted=variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True",  # as torch reads it
     )
@@ -148,16 +156,17 @@ def _slurm(variables: Mapping[str, str]) -> RankAssignment | None:
     size = next((n for n in ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") if n in variables), None)
     if size is None or "SLURM_PROCID" not in variables or "SLURM_STEP_ID" not in variables:
         return None
-    step = _whole(variables, "SLURM_STEP_ID")
-    if step >= SLURM_RESERVED_STEPS or _whole(variables, size) == 1:
+    step = _whole_number(variables, "SLURM_STEP_ID")
+    if step >= SLURM_RESERVED_STEPS or _whole_number(variables, size) == 1:
         return None
-    for ours, theirs in (("SLURM_PROCID", "PMI_RANK"), (size, "PMI_SIZE")):
-        if variables.get(theirs, variables[ours]) != variables[ours]:
+    for name, pmi_name in (("SLURM_PROCID", "PMI_RANK"), (size, "PMI_SIZE")):
+        if variables.get(pmi_name, variables[name]) != variables[name]:
             return None
     hosts = variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_JOB_NODELIST")
     port = DEFAULT_PORT
     if "SLURM_JOB_ID" in variables:  # steps of a job may run side by side, like jobs
-        port = SLURM_PORTS[(_whole(variables, "SLURM_JOB_ID") + 101 * step) % len(SLURM_PORTS)]
+        place = _whole_number(variables, "SLURM_JOB_ID") + SLURM_STEP_PORT_STRIDE * step
+        port = SLURM_PORTS[place % len(SLURM_PORTS)]
     return _assignment_from(
         variables,
         ("SLURM_PROCID", size, "SLURM_LOCALID"),
@@ -184,18 +193,18 @@ def _assignment_from(
     port: int = DEFAULT_PORT,
     hosted: bool = False,
 ) -> RankAssignment:
-    """The assignment from the variables `names` for rank, size and local rank; `address` and `port`
-    are the defaults of MASTER_*."""
-    rank, size = _whole(variables, names[0]), _whole(variables, names[1])
+    """The assignment from the variables `names` for rank, size and, if it is set, local rank.
+    `address` and `port` are the defaults of MASTER_ADDR and MASTER_PORT."""
+    rank, size = _whole_number(variables, names[0]), _whole_number(variables, names[1])
     if size == 0 or rank >= size:
         raise LaunchError(
             f"{names[0]} is {rank}, but {names[1]} is {size}",
             "ranks count from 0 to one below the size: start all workers with the same launcher",
         )
-    local_rank = _whole(variables, names[2]) if names[2] in variables else 0
+    local_rank = _whole_number(variables, names[2]) if names[2] in variables else 0
     address = variables.get("MASTER_ADDR", address)
     if "MASTER_PORT" in variables:
-        port = _whole(variables, "MASTER_PORT")
+        port = _whole_number(variables, "MASTER_PORT")
         if not 0 < port < 2**16:
             raise LaunchError(f"MASTER_PORT is {port}", "set it to a port from 1 to 65535")
     if size > 1 and address is None:
@@ -203,19 +212,19 @@ def _assignment_from(
             f"{names[1]} is {size}, but MASTER_ADDR is not set",
             "set MASTER_ADDR to the host of rank 0, the same on all workers",
         )
-    alone = size == 1
+    is_alone = size == 1
     return RankAssignment(
         rank=rank,
         size=size,
         local_rank=local_rank,
-        address=None if alone else address,
-        port=None if alone else port,
-        hosted=hosted and not alone,
+        address=None if is_alone else address,
+        port=None if is_alone else port,
+        hosted=hosted and not is_alone,
         launcher=launcher,
     )
 
 
-def _whole(variables: Mapping[str, str], name: str) -> int:
+def _whole_number(variables: Mapping[str, str], name: str) -> int:
     text = variables[name]
     if not (text.isascii() and text.isdigit()):
         raise LaunchError(
@@ -227,7 +236,7 @@ def _whole(variables: Mapping[str, str], name: str) -> int:
 def _check_agreement(assignment: RankAssignment, variables: Mapping[str, str]) -> None:
     """LaunchError if the script of a SLURM or MPI job exported a contradicting torch variable."""
     for name, value in (("RANK", assignment.rank), ("WORLD_SIZE", assignment.size)):
-        if name in variables and _whole(variables, name) != value:
+        if name in variables and _whole_number(variables, name) != value:
             raise LaunchError(
                 f"{name} is {variables[name]}, but {assignment.launcher} says {value}",
                 f"unset {name}",
@@ -235,9 +244,9 @@ def _check_agreement(assignment: RankAssignment, variables: Mapping[str, str]) -
 
 
 def _connected(assignment: RankAssignment, address: str, port: int, timeout: float) -> Store:
-    """A connected store, within `timeout`. Torch's client retries beyond its timeout, with stack
-    traces, and waits for ever on a server that isn't a store: so this checks the port first, and
-    connects in a thread."""
+    """A client that connects to the store within `timeout`; on rank 0 also the store, unless the
+    launcher hosts it. Torch's client retries beyond its timeout, with stack traces, and waits for
+    ever on a server that isn't a store: so this checks the port first, and connects in a thread."""
     serves = assignment.rank == 0 and not assignment.hosted
     deadline = monotonic() + timeout
     if not serves:
@@ -291,6 +300,7 @@ def _listener(address: str, port: int) -> socket.socket | None:
 def _wait_for_listener(
     assignment: RankAssignment, address: str, port: int, deadline: float
 ) -> None:
+    """Wait until a socket listens there; TransportError after the deadline."""
     while True:
         timeout = max(deadline - monotonic(), STORE_CONNECT_RETRY_SECONDS)
         try:
