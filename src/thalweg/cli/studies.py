@@ -237,10 +237,11 @@ def bench_stragglers(
     from thalweg.studies.stragglers.tables import run_straggler_study
 
     with lab_of(trial.tree.cluster(rate)) as lab, progress_bar("Measuring") as bar:
-        results = run_straggler_study(trial, chosen, Deployment.of_lab(lab), rate, bar.show)
+        deployment = Deployment.of_lab(lab)
+        results = run_straggler_study(trial, chosen, deployment, rate, bar.show)
     wrong = [row for rows in results.values() for row in rows if not row["exact"]]
     errors = dict.fromkeys(f"{row['scheme']}: {row['error']}" for row in wrong if row["error"])
-    notes = [*errors, *STRAGGLER_NOTES, *lab.notes]
+    notes = [*errors, *STRAGGLER_NOTES, *deployment.notes]
     where = f"{trial.workers} workers in a tree of {trial.tree.text} and a root, NICs {rate}"
     output.print(where, style="italic")
     output.print(*(table_of(name, rows) for name, rows in results.items()), *notes)
