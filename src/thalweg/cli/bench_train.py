@@ -27,9 +27,9 @@ CODEC_STEP_PARTS = ("backward", "exposed", "codec")  # parts of a step with a co
 WITHOUT_LAB_NOTE = (
     "--workers-only: workers on this machine; links had no rates, and no events happened"
 )
-RepeatsOption = Annotated[int | None, option("Instead of the file's.", min=1)]
+RepeatsOption = Annotated[int | None, option("Instead of the files' repeats.", min=1)]
 StepsOption = Annotated[
-    int | None, option("Instead of the file's; later events are left out.", min=1)
+    int | None, option("Instead of the files' steps; later events are omitted.", min=1)
 ]
 
 PREDICTION_COLUMNS: Columns = {

@@ -57,8 +57,8 @@ def probe(
 ) -> None:
     """Measure latency, racks, NICs and uplinks between workers, and write the cluster file.
 
-    In a lab, on local workers, or as one of torchrun's. Racks that --cluster declares are kept, and
-    measurements that contradict them are reported.
+    In a lab, on local workers, or as one of torchrun's workers. Racks that --cluster declares are
+    kept, and measurements that contradict them are reported.
     """
     from thalweg.bench.run_everywhere import Report, Result, run_everywhere  # imports torch
     from thalweg.probing import ProbeResult, measure, refuse_other_transports
@@ -119,7 +119,7 @@ def calibrate(
 ) -> None:
     """Measure links, messages, compressors and a job's steps with all workers, in seconds.
 
-    In a lab, on local workers, or as one of torchrun's. Writes cluster.toml, cluster.machine.toml
+    In a lab, on local workers, or as one of torchrun's workers. Writes cluster.toml, cluster.machine.toml
     and the workload's file. Racks that --cluster declares are kept, and so are those of a lab.
     """
     from thalweg.bench.calibrate_job import calibrate_at  # torch takes a second

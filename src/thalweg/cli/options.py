@@ -35,7 +35,7 @@ ClusterOption = Annotated[
 ]
 ModelOption = Annotated[str, option("A model, a job or a workload file (TOML).", "NAME")]
 TimeoutOption = Annotated[str, option("How long a worker waits for another one.", "DURATION")]
-SvgOption = Annotated[Path | None, option("Draw it into this file.", "PATH")]
+SvgOption = Annotated[Path | None, option("Path of a picture (SVG) to write.", "PATH")]
 RestartsOption = Annotated[
     int, option("How often a worker that is killed is restarted.", "N", min=0)
 ]
@@ -99,13 +99,14 @@ def lab_of(cluster: Cluster, loss: float = 0.0) -> Iterator[labs.Lab]:
 class LinkOptions:
     """The options that describe the links of racks of hosts."""
 
-    nic: Annotated[str | None, option("Rate of every NIC, like 200mbit.", "RATE")] = None
-    uplink: Annotated[str | None, option("Rate of every rack's uplink.", "RATE")] = None
+    nic: Annotated[str | None, option("Rate of every NIC of the lab, like 200mbit.", "RATE")] = None
+    uplink: Annotated[str | None, option("Rate of every rack's uplink in the lab.", "RATE")] = None
     latency: Annotated[
-        str | None, option("Latency that an uplink adds in each direction.", "DURATION")
+        str | None, option("Latency that a lab's uplink adds in each direction.", "DURATION")
     ] = None
     rank_order: Annotated[
-        str | None, option("Rank numbers rack by rack, or round the racks.", "rack|interleaved")
+        str | None,
+        option("Rank numbers in the lab: rack by rack, or round the racks.", "rack|interleaved"),
     ] = None
 
     @property

@@ -66,7 +66,7 @@ def train(
     records: RecordsOption = None,
     output: Output,
 ) -> None:
-    """Train a small job under a plan: on local workers, in a lab, or as one of torchrun's.
+    """Train a small job under a plan: on local workers, in a lab, or as one of torchrun's workers.
 
     Ctrl-C stops all workers at the same step; with --checkpoint they save there.
     """
@@ -210,7 +210,12 @@ def run(
     ],
     workers: Annotated[int, option("Number of workers.", "N", min=1)],
     keep_going: Annotated[
-        bool, option("Though a worker fails, under a plan that tolerates it.", None, "--keep-going")
+        bool,
+        option(
+            "Let the others continue if a worker fails, under a plan that tolerates it.",
+            None,
+            "--keep-going",
+        ),
     ] = False,
     restarts: RestartsOption = 0,
     records: RecordsOption = None,
