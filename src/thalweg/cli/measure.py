@@ -119,8 +119,9 @@ def calibrate(
 ) -> None:
     """Measure links, messages, compressors and a job's steps with all workers, in seconds.
 
-    In a lab, on local workers, or as one of torchrun's workers. Writes cluster.toml, cluster.machine.toml
-    and the workload's file. Racks that --cluster declares are kept, and so are those of a lab.
+    In a lab, on local workers, or as one of torchrun's workers. Writes cluster.toml,
+    cluster.machine.toml and the workload's file. Racks that --cluster declares are kept, and so are
+    those of a lab.
     """
     from thalweg.bench.calibrate_job import calibrate_at  # torch takes a second
     from thalweg.bench.compress_costs import all_methods, method_of

@@ -72,7 +72,8 @@ def compression(
     output: Output,
 ) -> None:
     """Compute in how many configurations (models, batches, workers, link rates) each compressor is
-    faster than DDP, below which rate, and which compression ratio would be sufficient. Nothing is run.
+    faster than DDP, below which rate, and which compression ratio would be sufficient. Nothing is
+    run.
     """
     chosen = _constants(constants, machine)
     rates = [Rate.parse(text).bits_per_second / 1e9 for text in bandwidth or ()] or list(
