@@ -42,14 +42,14 @@ def accuracies(text: str) -> list[str]:
 
 
 def troubles(lines: list[str]) -> list[str]:
-    """Of what is written on stderr. Plans and what is predicted of them are told there, and who is
-    late may be."""
+    """The lines on stderr that report a problem: not plans, their predictions and stragglers."""
     usual = (
         "[thalweg] plan ",
         "[thalweg] from step ",
         ": predicted ",
         "no cluster file",
-        "is late",
+        "[thalweg] straggler: ",
+        "[thalweg] straggler resolved: ",
     )
     return [line for line in lines if not any(words in line for words in usual)]
 
