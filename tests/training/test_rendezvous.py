@@ -263,7 +263,8 @@ def test_who_was_started_again_with_its_own_loader_is_refused() -> None:
     assert one_value(ended.lived, "steps") == STEPS
     (line,) = [text for _, text in ended.said if "own loader" in text]
     assert line.startswith(
-        f"rank {LOST}: this rank was restarted, and its place in the script's own loader isn't known"
+        f"rank {LOST}: this rank was restarted, and its place in the script's own loader isn't "
+        "known"
     )
 
 
