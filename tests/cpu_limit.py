@@ -17,7 +17,7 @@ OPTION = "cpu_limit"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addini(OPTION, "CPU seconds that a case without the mark `slow` may take", default="10")
+    parser.addini(OPTION, "CPU seconds that a case without the mark `slow` may take", default="20")
 
 
 @pytest.hookimpl(wrapper=True)
