@@ -139,6 +139,13 @@ class World:
         world = self.namespace(f"formed/{membership_epoch.number}")
         return replace(world, members=membership_epoch.members)
 
+    @property
+    def membership_epoch(self) -> MembershipEpoch:
+        """The current epoch; the first one if members can't change."""
+        if self.membership is None:
+            return MembershipEpoch.first(self.size)
+        return self.membership.membership_epoch
+
     def transport(self) -> Transport:
         if self.size == 1:
             return MemoryNetwork([self.rank]).transport(self.rank)

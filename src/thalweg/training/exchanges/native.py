@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from threading import Event, Lock, Thread
 from time import monotonic, sleep
@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from thalweg.engine.engine import Chain
-from thalweg.errors import NotFinite, RunError
+from thalweg.errors import Interrupted, NotFinite, RunError
 from thalweg.facts import Size, Tensor
 from thalweg.plan import Plan, Settings
 from thalweg.schedules import Group
@@ -39,7 +39,7 @@ from thalweg.training.exchanges.compressed import Compression
 from thalweg.training.exchanges.rounds import BucketRounds
 from thalweg.training.finite import is_finite, not_finite
 from thalweg.training.plan_context import PlanContext
-from thalweg.training.synchronizer import Synchronizer
+from thalweg.training.sources.source import Source
 from thalweg.transports import Array
 
 EVICTION_WAIT_SECONDS = 30.0  # for the failed rank to be detected
@@ -121,7 +121,7 @@ def _reason(error: RuntimeError) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-class NativeSynchronizer(Synchronizer):
+class NativeSource(Source):
     """DDP inside a plain model, which keeps its class and its calls. Where members may change, an
     interrupted step calls `on_interrupted`, as with other plans; the members that are left continue
     without torch's process group, which can't lose a rank."""
@@ -142,7 +142,7 @@ class NativeSynchronizer(Synchronizer):
             self._reductions = PendingReductions(lambda: membership.rendezvous_pending)
             # DDP requires the name of the second parameter
             self._ddp.register_comm_hook(
-                self, lambda synchronizer, bucket: synchronizer.send(bucket)
+                self, lambda source, bucket: source.send(bucket)
             )
         self._hooks = [
             model.register_forward_pre_hook(Hook(self._before), with_kwargs=True),
@@ -189,18 +189,18 @@ class NativeSynchronizer(Synchronizer):
                     "start the run again from its last checkpoint",
                 )
             sleep(EVICTION_POLL_SECONDS)
-        self._context.on_interrupted()
+        self._context.on_interrupted(Interrupted(reductions.broken))
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        with self._ddp.no_sync():
+        with nullcontext() if self._ddp is None else self._ddp.no_sync():
             yield
 
     def after_step(self) -> None:
-        self.refuse_unaveraged()
+        self.before_step()
         self._went_forward = False
 
-    def refuse_unaveraged(self) -> None:
+    def before_step(self) -> None:
         """Refuse a step in which the model wasn't called: DDP hasn't averaged its gradients."""
         if not self._went_forward:
             raise RunError(
@@ -220,7 +220,7 @@ class NativeSynchronizer(Synchronizer):
         self._ddp = None
 
 
-class DdpSynchronizer(Synchronizer):
+class DdpSource(Source):
     """A DDP object whose buckets are synchronised by our rounds; by torch's if the plan is
     `ddp`."""
 

@@ -5,14 +5,11 @@ Coded plans have an exchange of their own, which waits for no rank (`tree.py`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from types import MappingProxyType
 
-import torch
-
-from thalweg.engine.collectives import SEE_OUTPUT_REMEDY, Collectives
+from thalweg.engine.collectives import SEE_OUTPUT_REMEDY
 from thalweg.engine.engine import Chain
 from thalweg.engine.execute import Task
 from thalweg.plan import Plan
@@ -20,49 +17,12 @@ from thalweg.schedules import Group
 from thalweg.steps import warm_up
 from thalweg.training.buckets import FlatBucket, Layout
 from thalweg.training.compiled_steps import CompiledSteps, RankRound, RankStep
-from thalweg.training.compression_overlap import Overlap, Timing
-from thalweg.training.compressor_state import CompressorState, state_views
-from thalweg.training.exchanges.compressed import CompressedBucket, Compression
-from thalweg.training.plan_context import PlanContext
+from thalweg.training.compression_overlap import Overlap
+from thalweg.training.compressor_state import state_views
+from thalweg.training.exchanges.compressed import Compression
+from thalweg.training.exchanges.exchange import Exchange
+from thalweg.training.plan_context import Peers
 from thalweg.transports import Array
-
-
-class Exchange:
-    """Synchronises the buckets of a step; the base class does nothing. Gradients are multiplied by
-    `factor`, and each one that took part is marked with `presence`. `is_awaited` is False in a step
-    in which this rank has nothing to contribute."""
-
-    factor = 1.0
-    presence = 1.0
-    compressed: Collection[CompressedBucket] = ()  # the buckets with compressor state
-    compressor_state_before: CompressorState = MappingProxyType({})  # before the current step
-    timings: Collection[Timing] = ()  # of the last steps on this rank
-
-    @property
-    def is_awaited(self) -> bool:
-        return True
-
-    def begin(self) -> None:
-        """The first gradient of a step is ready."""
-
-    def send(self, bucket: FlatBucket, *, is_finite: bool) -> None:
-        """The bucket has the gradients; those that are not finite are zero in it."""
-
-    def finish(self) -> None:
-        """Wait until the buckets, all of which were sent, hold the plan's result."""
-
-    def drop(self) -> None:
-        """Wait until the buckets of a failed step are free again."""
-
-    def restore_state(self) -> None:
-        """Restore the compressor state from before the step, which is skipped."""
-
-    def is_good(self, flags: torch.Tensor) -> bool:
-        """True if the plan's result, with these flags, is finite."""
-        return not flags[-1]
-
-    def close(self) -> None:
-        """Free the memory; the exchange isn't used any more."""
 
 
 class BucketRounds:
@@ -101,8 +61,8 @@ class BucketRounds:
 class RoundsExchange(Exchange):
     """The exchange by rounds."""
 
-    def __init__(self, context: PlanContext, plan: Plan, layout: Layout) -> None:
-        group, engine, clock = context.group, context.engine, context.clock
+    def __init__(self, peers: Peers, plan: Plan, layout: Layout) -> None:
+        group, engine, clock = peers.group, peers.engine, peers.clock
         self.factor = 1 / group.size
         self._engine = engine
         self._clock = clock
@@ -115,8 +75,7 @@ class RoundsExchange(Exchange):
         self.compressor_state_before = self._before
         self.compressed = self._rounds.compressed.values()
         choice = self._rounds.compressed and len(layout.buckets) > 1
-        collectives = Collectives(group, engine, clock, SEE_OUTPUT_REMEDY)
-        average = collectives.all_reduce_mean if choice else None
+        average = peers.collectives(SEE_OUTPUT_REMEDY).all_reduce_mean if choice else None
         first = max(clock.step, warm_up(plan))
         self._overlap = Overlap(average, first, plan.settings.overlap)
         self.timings = self._overlap.timings

@@ -33,7 +33,7 @@ from thalweg.redundancy import allocation_of, fastest, is_compensated
 from thalweg.schedules import Schedule, check, coded_tree
 from thalweg.training.buckets import FlatBucket, Layout
 from thalweg.training.exchanges.compressed import CompressedBucket, Compression
-from thalweg.training.exchanges.rounds import Exchange
+from thalweg.training.exchanges.exchange import Exchange
 from thalweg.training.finite import is_finite, not_finite
 from thalweg.training.plan_context import PlanContext
 from thalweg.training.snapshot import Snapshot
@@ -49,33 +49,26 @@ class TreeExchange(Exchange):
     def __init__(self, context: PlanContext, plan: Plan, layout: Layout) -> None:
         self._clock = context.clock
         self._world = world = context.world.namespace(f"tree/{context.clock.step}")
-        self.allocation = allocation_of(plan, context.group)
+        self.allocation: Allocation = allocation_of(plan, context.group)
         # A participation flag is 1 in every cell, and is summed with the weights of the cells.
         self.presence = float(self.allocation.cell_weights(world.rank).sum())
         self._data_position = context.data_position
-        # The steps whose sum was scaled up from a part of the data, and the size of that part.
         self.approximate: dict[int, float] = {}
-        # True if this rank continued without a result: its state differs from that of all other
-        # ranks until it loads a snapshot.
-        self.has_diverged = False
         # True if a step with more stragglers than the code tolerates waits for them.
         self._waits = _beyond(plan) == "wait"
         self._layout = layout
         self._vectors = SummedVectors(layout, Compression.of(plan), world.rank)
         self.relay = _open(context, plan, world, self.allocation, self._vectors)
+        self.arrivals = self.relay.arrivals
+        self.warns = world.rank == self.allocation.host
         self._snapshot = context.snapshot
         self._contributed_step = -1  # the last step to which this rank contributed
         self._finished_step = -1  # the last step whose result was received, or had expired
 
-    @property
-    def is_root(self) -> bool:
-        return self.relay.rank == self.allocation.host
-
-    def must_rebuild_without(self, rank: int, absent: Mapping[int, float]) -> bool:
-        """True if the tree must be rebuilt without this absent rank. It must if the rank hosts the
-        root, or is absent for more than `TREE_EVICTION_SECONDS`; under a plan that waits for
-        stragglers also if more ranks are absent than the code tolerates, or if the current step is
-        overdue. `absent` has all members that are suspected to have failed, and since when."""
+    def needs(self, rank: int, absent: Mapping[int, float]) -> bool:
+        """True if the rank hosts the root, or is absent for more than `TREE_EVICTION_SECONDS`;
+        under a plan that waits for stragglers also if more ranks are absent than the code
+        tolerates, or if the current step is overdue."""
         if (
             rank == self.allocation.host
             or monotonic() - absent.get(rank, monotonic()) > TREE_EVICTION_SECONDS
@@ -83,14 +76,19 @@ class TreeExchange(Exchange):
             return True
         return self._waits and (len(absent) > self.relay.spare or self.relay.is_overdue)
 
-    def left_behind(self, step: int) -> bool:
-        """True if this rank must load a snapshot: it has diverged, or the result of `step` isn't
-        kept any more."""
-        return self.has_diverged or self.relay.result_expired(step)
+    def has_result(self, step: int) -> bool:
+        return self.relay.has(step)
+
+    def missed_snapshot(self, step: int) -> Snapshot | None:
+        """Another rank's snapshot if this rank has diverged, or the result of `step` isn't kept any
+        more."""
+        if not self.has_diverged and not self.relay.result_expired(step):
+            return None
+        return self.request_snapshot(after=step)
 
     def serve(self) -> None:
-        """Send this rank's snapshot to the ranks that requested it. It may be called between two
-        steps, and while this rank waits for a result, before which its state doesn't change."""
+        """As in the base class; it may be called between two steps, and while this rank waits for a
+        result, before which its state doesn't change."""
         if self.relay.state_requested():
             self.relay.send_state(self._snapshot().in_bytes())
 
@@ -104,9 +102,11 @@ class TreeExchange(Exchange):
         self.has_diverged = False
         return snapshot
 
-    def leave(self, seconds: float, snapshot: Snapshot) -> bool:
+    def leave(self, seconds: float, last: Callable[[], Snapshot | None]) -> bool:
         """Wait until all neighbours in the tree have ended too, or failed: until then they may
         request results and this snapshot. False after this many seconds."""
+        if self.relay.is_closed or (snapshot := last()) is None:
+            return True
         self.relay.send_state(snapshot.in_bytes(), from_now_on=True)
         deadline = monotonic() + seconds
         with suppress(RunError):  # a lost store: no neighbour can be waited for

@@ -1,20 +1,30 @@
-"""The base class of synchronizers: a run calls these methods, and plans define those they need."""
+"""The interface of sources: where the tensors of buckets come from, and where results go.
+
+A run calls these methods, and sources define those that they need. The exchange (`exchanges/`)
+transfers the buckets; a source that has its own way to do so keeps the base class.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
+import torch
+
+from thalweg.members.agreement import Change
 from thalweg.training.compressor_state import CompressorState, restore_state, state_views
-from thalweg.training.exchanges.rounds import Exchange
+from thalweg.training.contention_monitor import Adjustment
+from thalweg.training.exchanges.exchange import Exchange
+from thalweg.training.finite import not_finite
 from thalweg.transports import Array
 
 
-class Synchronizer:
-    """Synchronises the replicas of a model under a plan; `exchange` transfers its gradients, unless
-    it does that itself."""
+class Source:
+    """Synchronises the replicas of a model under a plan."""
 
     exchange = Exchange()
+    sends_own_gradients = False  # of this rank's backward: errors can name the rank
+    bad: Sequence[str] = ()  # parameters whose gradients on this rank were not finite
 
     @property
     def compressor_state(self) -> CompressorState:
@@ -35,8 +45,23 @@ class Synchronizer:
         """Inside, backward accumulates gradients without averaging them."""
         return nullcontext()
 
+    def join_forward(self) -> None:
+        """Take part in the forward that is running, in which this source was made."""
+
+    def spoilt(self, gradients: Mapping[str, torch.Tensor]) -> Sequence[str] | None:
+        """The parameters, if known, whose gradients make the step unusable; None if it is usable.
+        `gradients` are those that the optimizer finds."""
+        return not_finite(gradients) or None
+
+    def before_step(self) -> None:
+        """The optimizer is about to step."""
+
     def after_step(self) -> None:
         """Called after each step of the optimizer."""
+
+    def adopt(self, change: Change) -> Adjustment | None:
+        """Follow an agreed change that a source proposed; returns a change of groups."""
+        return None
 
     def wait_and_apply(self) -> None:
         """Wait for the transfers under way, and apply their results."""
