@@ -20,7 +20,7 @@ from torch import nn
 from thalweg.catalog import default_catalog
 from thalweg.engine.collectives import Collectives, RoundCounter
 from thalweg.engine.engine import Engine
-from thalweg.errors import PlanError, RunError
+from thalweg.errors import PlanError, RunError, UsageError
 from thalweg.members.abort import AbortFlag
 from thalweg.members.agreement import Agreement
 from thalweg.members.world import World
@@ -67,16 +67,18 @@ class RankSession:
         self,
         *,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | None,
         plan: Plan,
         group: Group,
         engine: Engine,
         shutdown: Shutdown,
         data_position: DataPosition,
         state: Sequence[Stateful],
+        notify: Callable[[str, int, str, Any], None],
     ) -> None:
         self.model = model
-        self.optimizer = optimizer
+        self._optimizer = optimizer
+        self._notify = notify
         self.plan = plan
         self._protected = default_catalog().guarantee(plan).protected
         self.everybody = group
@@ -110,7 +112,29 @@ class RankSession:
         return self.clock.step
 
     @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        self.require_optimizer()
+        assert self._optimizer is not None
+        return self._optimizer
+
+    @optimizer.setter
+    def optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+
+    @property
+    def has_optimizer(self) -> bool:
+        return self._optimizer is not None
+
+    def require_optimizer(self) -> None:
+        """Raise UsageError if the run hasn't begun, since the script has given no optimizer."""
+        if self._optimizer is None:
+            raise UsageError(
+                "the run has no optimizer yet", "set run.optimizer before the first step"
+            )
+
+    @property
     def attached(self) -> Synchronizer:
+        self.require_optimizer()
         if self.synchronizer is None or self.closed:
             raise RunError("the run is closed", "attach the model again")
         return self.synchronizer
@@ -182,6 +206,7 @@ class RankSession:
             first_step=self.first_step,
             root=root,
             ledger=self.ledger,
+            notify=self._notify,
         )
 
     @contextmanager

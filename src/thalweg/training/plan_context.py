@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from thalweg.catalog import parse_plan
 from thalweg.engine.collectives import RoundCounter
@@ -39,7 +40,8 @@ class Ledger:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanContext:
     """The context in which plans run: one rank in one membership epoch. `snapshot` is its state
-    before a step; the exchange calls `on_interrupted` when a rendezvous interrupts a step.
+    before a step; the exchange calls `on_interrupted` when a rendezvous interrupts a step,
+    and `notify` with the kind, step, text and data of an event.
     Parameters are averaged from `first_step` on. `root` is the rank with the newest parameters
     after a rendezvous under `asp`."""
 
@@ -53,6 +55,7 @@ class PlanContext:
     bad_gradients: BadGradients
     snapshot: Callable[[], Snapshot]
     on_interrupted: Callable[[], None]
+    notify: Callable[[str, int, str, Any], None]
     first_step: int = 0
     root: int | None = None
     ledger: Ledger = field(default_factory=Ledger)

@@ -51,7 +51,6 @@ from thalweg.training.state_encoding import map_state
 
 MAX_STATE_LAG_STEPS = 4  # of a rank whose state is requested
 STATE_ROUND_COUNT = 1 << 16  # round numbers of snapshots, below those of other collectives
-INCIDENT_HISTORY_COUNT = 10_000
 log = logging.getLogger("thalweg")
 
 
@@ -61,7 +60,6 @@ class Recovery:
 
     def __init__(self, session: RankSession, world: World, published: Mapping[str, str]) -> None:
         self.membership = world.membership
-        self.changes: list[MembershipChange] = []
         self.on_change: Callable[[MembershipChange], None] = lambda change: None
         self.on_members_changed: Callable[[], None] = lambda: None  # called after a rendezvous
         self._session = session
@@ -97,6 +95,10 @@ class Recovery:
             self.membership.triggers_rendezvous = self._triggers_rendezvous
             # Under a code lost messages are requested again.
             self.membership.heeds_losses = lambda: not waits_for_nobody(self._session.plan)
+
+    def publish(self, values: Mapping[str, str]) -> None:
+        """Keep these values in the store, also in one that replaces it."""
+        self._published |= values
 
     # Operations that may be interrupted
 
@@ -454,9 +456,7 @@ class Recovery:
             over=now,
             samples=samples,
         )
-        self.changes.append(change)
         self.on_change(change)
-        del self.changes[:-INCIDENT_HISTORY_COUNT]
 
     # Calls of the failure detector
 
