@@ -122,7 +122,7 @@ def train(
         "approximate": {e.step: e.data for e in events if e.kind == "approximate"},
         "adjustments": [asdict(e.data) for e in events if e.kind == "groups"],
         "incidents": [asdict(e.data) for e in events if e.kind == "incident"],
-        "choices": [asdict(chosen) for chosen in _choices(events)],
+        "choices": [asdict(chosen) for chosen in choices_of(events)],
         "timings": timings,
         "late": [
             {"step": step, "late": [straggler.entries() for straggler in stragglers]}
@@ -133,7 +133,7 @@ def train(
     }
 
 
-def _choices(events: Sequence[RunEvent]) -> list[PlanChoice]:
+def choices_of(events: Sequence[RunEvent]) -> list[PlanChoice]:
     """The choices of `auto`, with their step times: an event with one comes after the choice's."""
     choices: list[PlanChoice] = []
     for event in events:
@@ -214,7 +214,7 @@ class _StepCallbacks:
             self._abort_flag = self._world.abort_flag()
 
     def before_step(self) -> None:
-        if self._sleeper is not None and not self._run._catches_up:
+        if self._sleeper is not None and self._run.counts:
             self._sleeper.begin(self._run.step)
 
     def after_step(self) -> None:

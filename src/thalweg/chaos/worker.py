@@ -142,7 +142,7 @@ class _Recorder:
         self._report(as_dict(record))
 
     def sent(self) -> None:
-        if not self._run._catches_up:
+        if self._run.counts:
             self(Sent(time=time(), rank=self._run.rank, step=self._run.step))
 
     def commit(

@@ -28,7 +28,7 @@ class RunSummary:
     timings: tuple[Timing, ...]
     """The time of backward, exposed communication and compression in the last steps of this rank.
     Empty under plans without common steps, and under those that average parameters."""
-    advice: Advice | None
+    advice: Advice | None = field(repr=False)
     """The last advice under `auto`, on rank 0."""
     rejected: Mapping[str, int]
     """The number of rejected messages from non-members and former members, by reason."""
