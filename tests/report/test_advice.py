@@ -78,7 +78,7 @@ def test_the_head_says_what_to_do() -> None:
     assert page.texts["h1"] == ["Plan advice for resnet50"]
     assert advice().verdict in page.texts["p"]
     assert page.texts["dd"] == ["190 ms", "2.95x", "177 to 207 ms"]  # 560 / 190, -7%, +9%
-    assert page.texts["pre"] == [f'run = thalweg.attach(model, optimizer, sync="{LONG}")']
+    assert page.texts["pre"] == [f'run = thalweg.attach(model, optimizer, plan="{LONG}")']
     assert page.texts["footer"] == [f"Made by thalweg {version('thalweg')}."]
 
 

@@ -99,7 +99,7 @@ def test_it_trains(catalog: Catalog) -> None:
         model = nn.Linear(2, 1, bias=False)
         nn.init.zeros_(model.weight)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        attached = attach(model, optimizer, sync="chain(pieces=2)", timeout=TIMEOUT)
+        attached = attach(model, optimizer, plan="chain(pieces=2)", timeout=TIMEOUT)
         (model(torch.ones(1, 2)) * -3.0 * rank).sum().backward()
         optimizer.step()
         attached.close()

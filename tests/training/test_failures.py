@@ -38,7 +38,7 @@ torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(4, 300), nn.Linear(300, 1))
 {wrap}
 optimizer = torch.optim.SGD(model.parameters(), 0.001)
-run = thalweg.attach(model, optimizer, sync={sync!r}, timeout={timeout!r})
+run = thalweg.attach(model, optimizer, plan={sync!r}, timeout={timeout!r})
 for step in range(40):
     optimizer.zero_grad()
     model(torch.randn(3, 4)).square().mean().backward()
@@ -247,6 +247,6 @@ def test_before_it_knows_its_rank(
     monkeypatch.setattr(shutdown._OneLine, "watched", [])
     shutdown.errors_in_one_line()
     with pytest.raises(UnitError) as found:
-        attach(nn.Linear(1, 1), None, timeout="soon")
+        attach(nn.Linear(1, 1), None, plan="ring", timeout="soon")
     sys.excepthook(found.type, found.value, found.tb)
     assert capfd.readouterr().err.startswith("thalweg: 'soon' is not a duration; ")

@@ -280,7 +280,7 @@ def test_what_compressors_kept_goes_on(comes_back: bool, tmp_path: Path) -> None
 
     def write_down(run: Run, board: Board, when: str) -> None:
         if (run.rank, run.step, when) == (LOST, AT, "before") and not lost.exists():
-            torch.save(run.left_out()["weight"], lost)
+            torch.save(run.report(residuals=True).residuals["weight"], lost)
 
     befalls = [stops(LOST, at=AT), awaits(LOST, at=BACK)] if comes_back else [dies(LOST, at=AT)]
     job = Job(

@@ -84,7 +84,7 @@ def test_others_know_of_it_before_the_writer_is_through(sync: str, tmp_path: Pat
             fill = checkpoint._fill
 
             def slow(*arguments: Any) -> None:
-                if run.step == AT and run.formation == 1:
+                if run.step == AT and run.members.epoch == 1:
                     membership = run._recovery.membership
                     assert membership is not None
                     while not membership.rendezvous_pending:
@@ -139,7 +139,7 @@ def test_a_writer_that_was_stopped_leaves_the_newer_ones_alone(
         seen: dict[str, Any] = {}
 
         def act(run: Run, when: str) -> None:
-            if (rank, run.step, run.formation, when) == (0, AT, 1, "after"):
+            if (rank, run.step, run.members.epoch, when) == (0, AT, 1, "after"):
                 stop_in_the_save()
             if not seen and (rank, run.step, when) == (3, AT + 3, "after"):
                 seen["before"] = names(folder)

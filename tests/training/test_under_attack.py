@@ -20,7 +20,7 @@ from tests.training.workers import fingerprint, one_value
 from tests.transports.strangers import Eavesdropper, calling
 from thalweg.launch.supervisor import SendMessage, run_workers
 from thalweg.training import Run, attach
-from thalweg.transports import Label, TcpTransport, Transport
+from thalweg.transports import Label, TcpTransport, Transport, wrapping_transports
 from thalweg.transports import best_effort as over_post
 from thalweg.transports import tcp as over_tcp
 from thalweg.transports.best_effort import BestEffortTransport
@@ -118,9 +118,8 @@ def trained(sync: str, number: int, folder: Path) -> list[dict[str, Any]]:
         model = nn.Sequential(nn.Linear(20, 300), nn.Tanh(), nn.Linear(300, 1))
         optimizer = torch.optim.SGD(model.parameters(), 0.005, momentum=0.9)
         data = TensorDataset(torch.randn(BATCH * STEPS, 20), torch.randn(BATCH * STEPS, 1))
-        run = attach(
-            model, optimizer, data=data, batch=BATCH, sync=sync, timeout=SECONDS, wrap=kept
-        )
+        with wrapping_transports(kept):
+            run = attach(model, optimizer, data=data, batch=BATCH, plan=sync, timeout=SECONDS)
         sieges: list[Siege] = []
         tried, memory = 0, 0
         for x, y in run.batches(0):
@@ -138,7 +137,7 @@ def trained(sync: str, number: int, folder: Path) -> list[dict[str, Any]]:
             "steps": run.step,
             "print": fingerprint(model),
             "grown": psutil.Process().memory_info().rss - memory,
-            "refused": dict(run.refused),
+            "refused": dict(run.report().rejected),
             "tried": tried,
         }
         run.close()

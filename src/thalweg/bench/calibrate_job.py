@@ -146,7 +146,7 @@ def profile_job(
     model = job.model(seed)
     optimizer = job.optimizer(p for p in model.parameters() if p.requires_grad)
     run = attach(
-        model, optimizer, sync=UNSYNCHRONIZED_PLAN, data=job.data, batch=job.batch, seed=seed
+        model, optimizer, plan=UNSYNCHRONIZED_PLAN, data=job.data, batch=job.batch, seed=seed
     )
     try:
         with closing(Profile(model, optimizer)) as profile:
@@ -173,7 +173,7 @@ def _all_gather(run: Run, row: Sequence[float]) -> torch.Tensor:
     number of ranks, in a table of zeros."""
     table = torch.zeros(run.size, len(row), dtype=torch.float64)
     table[run.rank] = run.size * torch.tensor(row, dtype=torch.float64)
-    run.average([table])
+    run.all_reduce_mean([table])
     return table
 
 

@@ -256,7 +256,7 @@ def _add_not_ranked(main: ET.Element, advice: Advice) -> None:
 
 def _add_use(main: ET.Element, sync: str) -> None:
     parent = section(main, "Use it")
-    code = add(add(parent, "pre"), "code", 'run = thalweg.attach(model, optimizer, sync="')
+    code = add(add(parent, "pre"), "code", 'run = thalweg.attach(model, optimizer, plan="')
     add(code, "span", sync, "plan").tail = '")'
 
 

@@ -21,7 +21,7 @@ from torch import nn
 from thalweg.catalog import default_catalog
 from thalweg.engine.collectives import Collectives, RoundCounter
 from thalweg.engine.engine import Engine
-from thalweg.errors import Interrupted, PlanError, RunError, StoreLost
+from thalweg.errors import Interrupted, PlanError, RunError, StoreLost, UsageError
 from thalweg.members.abort import AbortFlag
 from thalweg.members.agreement import Agreement
 from thalweg.members.world import World
@@ -67,17 +67,19 @@ class RankSession:
         world: World,
         *,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | None,
         plan: Plan,
         group: Group,
         engine: Engine,
         shutdown: Shutdown,
         data_position: DataPosition,
         state: Sequence[Stateful],
+        notify: Callable[[str, int, str, Any], None],
     ) -> None:
         self.world = world
         self.model = model
-        self.optimizer = optimizer
+        self._optimizer = optimizer
+        self._notify = notify
         self.plan = plan
         self._protected = default_catalog().guarantee(plan).protected
         self.everybody = self.group = group
@@ -114,7 +116,29 @@ class RankSession:
         return self.clock.step
 
     @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        self.require_optimizer()
+        assert self._optimizer is not None
+        return self._optimizer
+
+    @optimizer.setter
+    def optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+
+    @property
+    def has_optimizer(self) -> bool:
+        return self._optimizer is not None
+
+    def require_optimizer(self) -> None:
+        """Raise UsageError if the run hasn't begun, since the script has given no optimizer."""
+        if self._optimizer is None:
+            raise UsageError(
+                "the run has no optimizer yet", "set run.optimizer before the first step"
+            )
+
+    @property
     def attached(self) -> Source:
+        self.require_optimizer()
         if self.source is None or self.closed:
             raise RunError("the run is closed", "attach the model again")
         return self.source
@@ -212,6 +236,7 @@ class RankSession:
             first_step=self.first_step,
             root=epoch.root,
             ledger=self.ledger,
+            notify=self._notify,
         )
 
     @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self
 
 from thalweg.catalog import parse_plan
 from thalweg.engine.collectives import COLLECTIVE_TIMEOUT_REMEDY, Collectives, RoundCounter
@@ -72,15 +72,16 @@ class Peers:
 class PlanContext(Peers):
     """The members, and the run in which a plan runs on this rank. `snapshot` is its state before a
     step. A source calls `on_interrupted` when a rendezvous interrupts a step: True if it has been
-    opened again among other members, to repeat the step with the same gradients. Parameters are
-    averaged from `first_step` on. `root` is the rank with the newest parameters after a rendezvous
-    under `asp`."""
+    opened again among other members, to repeat the step with the same gradients; it calls `notify`
+    with the kind, step, text and data of an event. Parameters are averaged from `first_step` on.
+    `root` is the rank with the newest parameters after a rendezvous under `asp`."""
 
     data_position: DataPosition
     agreement: Agreement
     bad_gradients: BadGradients
     snapshot: Callable[[], Snapshot]
     on_interrupted: Callable[[Interrupted | StoreLost], bool]
+    notify: Callable[[str, int, str, Any], None]
     first_step: int = 0
     root: int | None = None
     ledger: Ledger = field(default_factory=Ledger)

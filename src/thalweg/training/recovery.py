@@ -57,7 +57,6 @@ from thalweg.training.state_encoding import map_state
 
 MAX_STATE_LAG_STEPS = 4  # of a rank whose state is requested
 STATE_ROUND_COUNT = 1 << 16  # round numbers of snapshots, below those of other collectives
-INCIDENT_HISTORY_COUNT = 10_000
 log = logging.getLogger("thalweg")
 
 
@@ -79,7 +78,6 @@ class Recovery:
     def __init__(self, session: RankSession, published: Mapping[str, str]) -> None:
         self._world = world = session.world
         self.membership = world.membership
-        self.changes: list[MembershipChange] = []
         self.on_change: Callable[[MembershipChange], None] = lambda change: None
         self._session = session
         self._published = dict(published)
@@ -118,6 +116,10 @@ class Recovery:
             self.membership.triggers_rendezvous = self._triggers_rendezvous
             # Under a code lost messages are requested again.
             self.membership.heeds_losses = lambda: not waits_for_nobody(self._session.plan)
+
+    def publish(self, values: Mapping[str, str]) -> None:
+        """Keep these values in the store, also in one that replaces it."""
+        self._published |= values
 
     # Operations that may be interrupted
 
@@ -213,12 +215,12 @@ class Recovery:
                 parameter.grad.zero_()
         return False
 
-    def rejoin(self, world: World) -> None:
+    def rejoin(self) -> None:
         """Join a running job after a restart: the coded tree, if this rank still has its place
         there, or else the next rendezvous."""
         assert self.membership is not None
         with self.membership.joining():
-            if self._joins_tree(self.membership, world):
+            if self._joins_tree(self.membership):
                 return
             if self._session.data_position.rank_loader is None:
                 raise RunError(
@@ -229,14 +231,14 @@ class Recovery:
             self._interrupt(MemberPhase.SAFE_POINT)
             self._rendezvous()
 
-    def _joins_tree(self, membership: Membership, world: World) -> bool:
+    def _joins_tree(self, membership: Membership) -> bool:
         session = self._session
         with suppress(Interrupted, StoreLost):  # the others rendezvous, maybe without it
             if session.rank in membership.membership_epoch.members:
-                plan_and_step = tree_under_way(world)
+                plan_and_step = tree_under_way(session.world)
                 if plan_and_step is not None:
                     plan, session.clock.step = plan_and_step
-                    session.enter(world, plan)
+                    session.enter(session.world, plan)
                     session.exchange.has_diverged = True
                     session.catch_up(membership.heartbeat.detector.furthest - MAX_STATE_LAG_STEPS)
                     return True
@@ -275,7 +277,8 @@ class Recovery:
         rendezvous needs."""
         if self._interruption is not None:
             return
-        session, kept = self._session, {}
+        session = self._session
+        kept: CompressorState = {}
         proposals: Sequence[tuple[str, Any]] = ()
         if session.source is not None:
             in_step = doing is MemberPhase.STEP
@@ -495,9 +498,7 @@ class Recovery:
             over=now,
             samples=samples,
         )
-        self.changes.append(change)
         self.on_change(change)
-        del self.changes[:-INCIDENT_HISTORY_COUNT]
 
     # Calls of the failure detector
 

@@ -16,6 +16,24 @@ GROUPING_WORKLOAD = Workload.of_size(Size.parse("4KB"))  # groups don't depend o
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Members(Collection[int]):
+    """The ranks that train together in one membership epoch, which is 1 at first, and one more
+    after every rendezvous."""
+
+    ranks: tuple[int, ...]
+    epoch: int
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.ranks)
+
+    def __len__(self) -> int:
+        return len(self.ranks)
+
+    def __contains__(self, rank: object) -> bool:
+        return rank in self.ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MembershipChange:
     """One change of a run's members: `left` are ranks that were found dead, silent or hung,
     `joined` are new or returning ranks. Times are those of `time.time()`."""

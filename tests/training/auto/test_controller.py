@@ -1,4 +1,4 @@
-"""`sync="auto"` on real ranks: all choose the same, at the same step, and say so."""
+"""`plan="auto"` on real ranks: all choose the same, at the same step, and say so."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from tests.training.workers import (
     same_bits,
     values,
 )
+from thalweg.bench.training import choices_of
 from thalweg.catalog import default_catalog, parse_plan
 from thalweg.errors import NotFitted, PlanError, RunError, WorkerFailed
 from thalweg.facts import Cluster, Duration, Machine, Workload
@@ -50,7 +51,7 @@ FIRST = 8  # the step of the first advice
 
 
 def ring_is_slow(run: Run, rank: int) -> None:
-    time.sleep(0.02 if run.sync.startswith("ring") else 0.0)
+    time.sleep(0.02 if str(run.plan).startswith("ring") else 0.0)
 
 
 def trained(
@@ -71,27 +72,28 @@ def trained(
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     given: dict[str, Any] = {"data": DATA, "batch": 8} if data else {}
-    run = attach(model, optimizer, sync=sync, timeout=TIMEOUT, **given, **options)
+    run = attach(model, optimizer, plan=sync, timeout=TIMEOUT, **given, **options)
     first, plans = run.step, []
     while run.step < steps:
         for epoch in run.epochs(run.step // 10 + 1) if data else [0]:
             for (x,) in run.batches(epoch) if data else [(torch.full((2, 4), rank + 1.0),)]:
                 if data:
-                    plans.append(run.sync)
+                    plans.append(str(run.plan))
                 before(run, rank)
                 optimizer.zero_grad()
                 torch.autograd.backward(run.mean(model(x).square().sum(1)))
                 optimizer.step()
                 if not data:
-                    plans.append(run.sync)
+                    plans.append(str(run.plan))
                 if run.step >= steps:
                     break
     if "resume" in options:
         run.save(options["resume"])
-    choices = [[c.step, c.sync, c.predicted, c.measured, c.reason] for c in run.choices]
-    left_out = {} if run.advice is None else dict(run.advice.left_out)
-    assumed = [] if run.advice is None else list(run.advice.assumed)
-    verdict = "" if run.advice is None else run.advice.verdict
+    choices = [[c.step, c.sync, c.predicted, c.measured, c.reason] for c in choices_of(run.events)]
+    advice = run.report().advice
+    left_out = {} if advice is None else dict(advice.left_out)
+    assumed = [] if advice is None else list(advice.assumed)
+    verdict = "" if advice is None else advice.verdict
     run.close()
     return {
         "first": first,
@@ -208,7 +210,7 @@ def test_a_wrong_prediction_is_repaired_by_looking() -> None:
     """Under `tree` steps take far more than they are predicted to."""
 
     def before(run: Run, rank: int) -> None:
-        time.sleep({"ring": 0.02, "tree": 0.04}.get(run.sync, 0.0))
+        time.sleep({"ring": 0.02, "tree": 0.04}.get(str(run.plan), 0.0))
 
     with advice([("tree", 1e-5), ("double_tree", 2e-5), ("ring", SLOW)]):
         results = on_ranks(SIZE, lambda rank: trained(rank, before=before, steps=50))
@@ -227,8 +229,8 @@ def test_drift_leads_to_another_advice(allow: str, sync: str) -> None:
     """Also from plans whose ranks have no common safe points, or differing replicas."""
 
     def before(run: Run, rank: int) -> None:
-        slow = run.step >= 30 and run.sync != "tree"
-        time.sleep({"ring": 0.02}.get(run.sync, 0.04 if slow else 0.01))
+        slow = run.step >= 30 and str(run.plan) != "tree"
+        time.sleep({"ring": 0.02}.get(str(run.plan), 0.04 if slow else 0.01))
 
     first, second = [(sync, 5.0), ("ring", SLOW)], [("tree", 1e-4), ("ring", SLOW), (sync, SLOW)]
     with advice(first, second), patch.object(policy, "ADVICE_COOLDOWN_STEPS", 4):
@@ -253,7 +255,7 @@ def test_who_is_late_under_a_code_follows() -> None:
     """It comes to the step of a decision when the others have gone on, or jumps beyond it."""
 
     def before(run: Run, rank: int) -> None:
-        time.sleep({"ring": 0.02, "gc(stragglers=1)": 0.01}.get(run.sync, 0.0))
+        time.sleep({"ring": 0.02, "gc(stragglers=1)": 0.01}.get(str(run.plan), 0.0))
         if rank == 3 and run.step == 12:
             time.sleep(0.6)
 
@@ -387,7 +389,7 @@ def test_ddp_is_left_out_where_it_can_not_run(is_called: bool) -> None:
     def work(rank: int) -> dict[str, Any]:
         model = Inside(nn.Linear(4, 2), *([nn.Linear(2, 2)] if is_called else []))
         optimizer = torch.optim.SGD(model.parameters(), 0.01)
-        run = attach(model, optimizer, sync="auto", data=DATA, batch=8, timeout=TIMEOUT)
+        run = attach(model, optimizer, plan="auto", data=DATA, batch=8, timeout=TIMEOUT)
         for epoch in run.epochs(2):
             for (x,) in run.batches(epoch):
                 ring_is_slow(run, run.rank)
@@ -395,9 +397,10 @@ def test_ddp_is_left_out_where_it_can_not_run(is_called: bool) -> None:
                 outputs = model(x) if is_called else model[0](x)
                 torch.autograd.backward(run.mean(outputs.square().sum(1)))
                 optimizer.step()
-        left_out = {} if run.advice is None else dict(run.advice.left_out)
+        advice = run.report().advice
+        left_out = {} if advice is None else dict(advice.left_out)
         run.close()
-        return {"sync": run.sync, "left_out": left_out}
+        return {"sync": str(run.plan), "left_out": left_out}
 
     with advice([("ddp", 5.0), ("ring", SLOW)]):
         ranks = on_ranks(2, work)
@@ -418,7 +421,7 @@ def test_codes_are_left_out_where_training_would_be_another() -> None:
         torch.manual_seed(0)
         model = nn.Sequential(*layers, nn.Linear(4, 1))
         optimizer = torch.optim.SGD(model.parameters(), 0.01)
-        run = attach(model, optimizer, sync="auto", data=DATA, batch=8, timeout=TIMEOUT)
+        run = attach(model, optimizer, plan="auto", data=DATA, batch=8, timeout=TIMEOUT)
         for epoch in run.epochs(2):
             for (x,) in run.batches(epoch):
                 ring_is_slow(run, run.rank)
@@ -427,9 +430,10 @@ def test_codes_are_left_out_where_training_would_be_another() -> None:
                     losses = model(x).square().sum(1)
                 torch.autograd.backward(run.mean(losses) if weighs else losses.mean())
                 optimizer.step()
-        left_out = {} if run.advice is None else dict(run.advice.left_out)
+        advice = run.report().advice
+        left_out = {} if advice is None else dict(advice.left_out)
         run.close()
-        return {"sync": run.sync, "left_out": left_out}
+        return {"sync": str(run.plan), "left_out": left_out}
 
     code = "gc(stragglers=1)"
     with advice([(code, 5.0), ("ring", SLOW)]):
@@ -521,7 +525,7 @@ def test_a_ddp_object_keeps_its_plan() -> None:
         dist.init_process_group("gloo")
         model = DistributedDataParallel(nn.Linear(2, 1))
         sgd = torch.optim.SGD(model.parameters(), 0.1)
-        refused = raised(lambda: attach(model, sgd, sync="auto", timeout=TIMEOUT))
+        refused = raised(lambda: attach(model, sgd, plan="auto", timeout=TIMEOUT))
         dist.destroy_process_group()
         return refused
 

@@ -66,7 +66,7 @@ def trained(
         model = Counters()
         optimizer = Whole(model.parameters(), lr=1.0)
         sync = f"asp(staleness={STALENESS})"
-        run = attach(model, optimizer, sync=sync, data=data, batch=SIZE, timeout=TIMEOUT)
+        run = attach(model, optimizer, plan=sync, data=data, batch=SIZE, timeout=TIMEOUT)
         for epoch in run.epochs(EPOCHS):
             for _ in run.batches(epoch):
                 act(run, board)

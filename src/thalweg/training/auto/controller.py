@@ -1,4 +1,4 @@
-"""The controller of `sync="auto"`: it measures while training, and chooses the plan.
+"""The controller of `plan="auto"`: it measures while training, and chooses the plan.
 
     step 0 ...  a plan that runs everywhere; compute time is profiled meanwhile
     step 8      all ranks measure the network together; rank 0 ranks plans; all switch to the best
@@ -149,13 +149,19 @@ def warmup_steps_of(plan: Plan, step: int) -> int:
 
 
 class AutoController:
-    """Runs `auto` on one rank. `refuse` raises if a plan can't run here."""
+    """Runs `auto` on one rank. `refuse` raises if a plan can't run here; `notify` is called with
+    each choice, and again when its step time is known."""
 
     def __init__(
-        self, requested: Plan, session: RankSession, refuse: Callable[[Plan], None]
+        self,
+        requested: Plan,
+        session: RankSession,
+        refuse: Callable[[Plan], None],
+        notify: Callable[[str, int, str, Any], None],
     ) -> None:
         self.advice: Advice | None = None  # on the advisor
-        self.choices: list[PlanChoice] = []
+        self._choice: PlanChoice | None = None  # the last
+        self._notify = notify
         self._requested = requested
         self._session = session
         self._refuse = refuse
@@ -317,20 +323,22 @@ class AutoController:
     def _note(self, before: AutoState, entry: Mapping[str, Any]) -> None:
         """Record and log the choice."""
         logs = self._session.rank == 0
-        if "seconds" in entry and self.choices:
-            self.choices[-1] = replace(self.choices[-1], measured=entry["seconds"])
+        if "seconds" in entry and self._choice is not None:
+            self._choice = replace(self._choice, measured=entry["seconds"])
+            self._notify("auto", entry["step"], str(self._choice), self._choice)
             if logs:
-                log.info("%s", self.choices[-1])
+                log.info("%s", self._choice)
         if "problem" in entry and logs:
             log.warning("no advice, %s stays: %s", self._state.sync, entry["problem"])
         chosen = self._state.chosen()
         if chosen is not None and ("ranking" in entry or self._state.sync != before.sync):
             tried = None if "ranking" in entry else self._state.tried.get(chosen.sync)
-            self.choices.append(replace(chosen, measured=tried))
+            self._choice = replace(chosen, measured=tried)
             verdict = f"from step {chosen.step}: {chosen.sync} ({chosen.reason})"
             if self.advice is not None and "ranking" in entry:  # the plan that runs
                 verdict += self.advice.hint("; with auto(allow={})")
                 self.advice = replace(self.advice, verdict=verdict)
+            self._notify("auto", entry["step"], verdict, self._choice)
             if logs:
                 log.info("%s", verdict)
 

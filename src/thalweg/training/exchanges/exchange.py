@@ -75,7 +75,6 @@ class Exchange:
     # Of exchanges that wait for no rank
 
     allocation: Allocation | None = None  # of the samples, if ranks compute the same ones
-    approximate: Mapping[int, float] = {}  # steps with a part of the batch only, and its size
     has_diverged = False  # this rank continued without a result, and must load a snapshot
     warns = False  # this rank warns of layers that make replicas differ
 

@@ -141,9 +141,7 @@ class NativeSource(Source):
         if membership is not None:
             self._reductions = PendingReductions(lambda: membership.rendezvous_pending)
             # DDP requires the name of the second parameter
-            self._ddp.register_comm_hook(
-                self, lambda source, bucket: source.send(bucket)
-            )
+            self._ddp.register_comm_hook(self, lambda source, bucket: source.send(bucket))
         self._hooks = [
             model.register_forward_pre_hook(Hook(self._before), with_kwargs=True),
             model.register_forward_hook(Hook(self._after)),

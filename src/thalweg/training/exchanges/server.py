@@ -15,7 +15,7 @@ then is sent again, and applied if it was not before.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -31,8 +31,8 @@ from thalweg.members.abort import AbortFlag
 from thalweg.members.world import World
 from thalweg.plan import Plan
 from thalweg.training.buckets import FlatBucket, Layout
-from thalweg.training.exchanges.parameter_server import UNKNOWN_CLOCK, ParameterServer
 from thalweg.training.exchanges.exchange import Exchange
+from thalweg.training.exchanges.parameter_server import UNKNOWN_CLOCK, ParameterServer
 from thalweg.training.plan_context import Ledger, PlanContext
 from thalweg.training.snapshot import Snapshot
 from thalweg.training.sources.gradients import layout_of

@@ -53,7 +53,7 @@ class TreeExchange(Exchange):
         # A participation flag is 1 in every cell, and is summed with the weights of the cells.
         self.presence = float(self.allocation.cell_weights(world.rank).sum())
         self._data_position = context.data_position
-        self.approximate: dict[int, float] = {}
+        self._notify = context.notify
         # True if a step with more stragglers than the code tolerates waits for them.
         self._waits = _beyond(plan) == "wait"
         self._layout = layout
@@ -157,7 +157,8 @@ class TreeExchange(Exchange):
                 bucket.vector.fill(0)
             return
         if results.covered:  # the number of cells in the sum, if not all are
-            self.approximate[step] = results.covered / self.allocation.cells
+            part = results.covered / self.allocation.cells
+            self._notify("approximate", step, f"gradient of {part:.3g} of the batch", part)
         self._vectors.prepare(step)
         for piece, array in zip(self.relay.pieces, results.arrays, strict=True):
             vector = self._vectors.all[piece.round]  # the n-th round sums the n-th vector
