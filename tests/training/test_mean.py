@@ -233,9 +233,8 @@ def test_close_after_a_meeting_that_ended_in_an_error() -> None:
     def work(rank: int) -> dict[str, Any]:
         model, optimizer = net()
         run = attach(model, optimizer, plan=CODE, data=DATA, batch=12)
-        synchronizer = run._session.synchronizer
-        assert synchronizer is not None
-        synchronizer.abort()
+        assert run._session.source is not None
+        run._session.source.abort()
         run.close()
         return {}
 
