@@ -173,6 +173,7 @@ def attach(
             )
             recovery = Recovery(session, {**reference, **places})
             session.world = recovery.find_world()
+            shutdown.abort_flag = session.world.abort_flag()
             named = records or os.environ.get(RECORDS_VARIABLE)
             folder = Path(named) if named else None
 

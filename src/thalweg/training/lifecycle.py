@@ -56,7 +56,6 @@ class RankSession:
     """The state of one rank in a run: `plan` is the one that runs, `source` runs it, `group` are
     the members now, and `first_step` is the first step that they take together."""
 
-    abort_flag: AbortFlag
     group: Group
     collectives: Collectives
     agreement: Agreement
@@ -110,6 +109,10 @@ class RankSession:
     @property
     def rank(self) -> int:
         return self.world.rank
+
+    @property
+    def abort_flag(self) -> AbortFlag:
+        return self.shutdown.abort_flag
 
     @property
     def step(self) -> int:
@@ -206,9 +209,8 @@ class RankSession:
         if self.source is not None:
             self.source.abort()
         gc.collect()  # an interrupted step has cycles, and buckets that will be replaced
-        self.world, self.abort_flag = world, world.abort_flag()
+        self.world, self.shutdown.abort_flag = world, world.abort_flag()
         epoch = world.membership_epoch
-        self.shutdown.abort_flag = self.abort_flag
         self.group = self.everybody.subgroup(world.members)
         self.first_step = epoch.first_step
         self.clock.go_to(self.step)
