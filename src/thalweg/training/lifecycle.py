@@ -29,11 +29,6 @@ from thalweg.redundancy import allocation_of, is_relayed, waits_for_nobody
 from thalweg.schedules import Group
 from thalweg.steps import refuse_what_cannot_run
 from thalweg.training.coded_model_check import refuse_what_differs
-from thalweg.training.compressor_state import (
-    CompressorState,
-    add_to_next_gradient,
-    summable_state,
-)
 from thalweg.training.data.loader import RankLoader
 from thalweg.training.data.position import DataPosition
 from thalweg.training.exchanges.compressed import refuse_second_momentum
@@ -43,9 +38,9 @@ from thalweg.training.factory import synchronizer_of, trainable
 from thalweg.training.finite import BadGradients
 from thalweg.training.optimizer_state import optimizer_state_of_all
 from thalweg.training.plan_context import Ledger, PlanContext
+from thalweg.training.plan_state import PlanState, add_to_next_gradient, summands
 from thalweg.training.shutdown import Shutdown
 from thalweg.training.snapshot import Snapshot, Stateful
-from thalweg.training.state_encoding import map_state
 from thalweg.training.synchronizer import Synchronizer
 
 log = logging.getLogger("thalweg")
@@ -226,8 +221,8 @@ class RankSession:
             if self.data_position.rank_loader is not None:
                 self.data_position.rank_loader.with_allocation(allocation)
 
-    def run_plan(self, held: CompressorState | None = None) -> None:
-        """Start the plan with this step; its compressor continues with the state `held`, if any.
+    def run_plan(self, kept: PlanState = MappingProxyType({})) -> None:
+        """Start the plan with this step; it continues with the state that another one `kept`.
         Residuals that it can't hold are added to the next gradient; under a code, where several
         ranks compute the same, they are dropped."""
         self._refuse_what_does_not_suit(self.plan)
@@ -243,7 +238,10 @@ class RankSession:
                 self.begin()
         if self.tree is not None:
             self.warns = self.tree.is_root  # one warning is enough
-        residuals = {} if held is None else self.attached.load_compressor_state(held)
+        self._load_kept(kept)
+
+    def _load_kept(self, kept: PlanState) -> None:
+        residuals = self.attached.load_kept(kept) if kept else {}
         if not is_relayed(self.plan):
             parameters = dict(inner(self.model).named_parameters())
             add_to_next_gradient(parameters, residuals, self.group.size)
@@ -258,23 +256,39 @@ class RankSession:
         new one needs it."""
         self.refuse_what_does_not_run(plan)
         self.attached.wait_and_apply()
-        compressor_state = summable_state(self.attached.compressor_state)
+        kept = summands(self.attached.kept)
         self.attached.detach()
         if self.replicas_differ and not plan.averages_parameters:
             state = self._optimizer_state()
             self.collectives.all_reduce_mean(p.detach() for p in self.differing)
             self.collectives.all_reduce_mean_of_differing([*_statistics(self.model), *state])
+        self._leave_exchange()
         if isinstance(self.synchronizer, AsynchronousSynchronizer):
-            self.synchronizer.leave(self.engine.timeout)
             self.collectives.broadcast(self.checkpoint_writer(), self._optimizer_state())
             self.ledger = Ledger()
             self.context = replace(self.context, root=None, ledger=self.ledger)
+        self.plan = plan
+        self.run_plan(kept)
+
+    def _leave_exchange(self) -> None:
+        """Leave the server or the tree, when no other rank needs this one there."""
+        if isinstance(self.synchronizer, AsynchronousSynchronizer):
+            self.synchronizer.leave(self.engine.timeout)
         if self.tree is not None:
             # Ranks that join later have yet to apply this change.
-            self.tree.leave(self.engine.timeout, replace(self.snapshot(), agreed=self.agreed))
+            self.tree.leave(self.engine.timeout, replace(self.snapshot(), changes=self.agreed))
             self.tree.close()
-        self.plan = plan
-        self.run_plan(compressor_state)
+
+    def restart_plan(self, load: Callable[[], PlanState]) -> None:
+        """Run the plan from the step and with the kept state that `load` loads, before the first
+        step."""
+        before, kept = self.step, load()
+        if isinstance(self.model, nn.parallel.DistributedDataParallel):
+            self._load_kept(kept)  # its hook can't be registered again
+        elif self.tree is None or self.step != before:
+            self.attached.detach()
+            self._leave_exchange()
+            self.run_plan(kept)
 
     # Equal replicas
 
@@ -344,32 +358,32 @@ class RankSession:
 
     # Snapshots
 
-    def snapshot(self, held: CompressorState = MappingProxyType({})) -> Snapshot:
-        """The state of this rank; `held` is the compressor state that is equal on all ranks."""
+    def snapshot(self, kept: PlanState = MappingProxyType({})) -> Snapshot:
+        """The state of this rank; recipients get `kept` of the plan's state."""
         objects = self.saved_objects  # later changes by the script don't count
         if objects is None:
             objects = [part.state_dict() for part in self.state]
         return Snapshot(
             step=self.step,
             position=self.data_position.position,
-            shared=self.clock.shared,
-            agreed=self.agreement.effective_count,
-            ended=False,
+            sampling=self.data_position.sampling,
+            collectives=self.clock.shared,
+            changes=self.agreement.effective_count,
             plan=str(self.plan),
             model=inner(self.model).state_dict(),
             optimizer=self.optimizer.state_dict(),
             objects=objects,
-            held=map_state(held, torch.from_numpy),
+            kept=kept,
         )
 
     def load_snapshot(self, state: Snapshot) -> None:
         """Continue from the state of another rank."""
         state.load_into(inner(self.model), self.optimizer, self.state)
         self.clock.go_to(state.step)
-        self.clock.shared = state.shared
+        self.clock.shared = state.collectives
         self.data_position.jump(state.position, again=state.settings(self.optimizer, self.state))
         self.data_position.stopping = self.data_position.stopping or state.ended
-        self.agreement.effective_count = state.agreed
+        self.agreement.effective_count = state.changes
 
     def catch_up(self) -> None:
         """Under a code: load another rank's state if the others are so far ahead that this rank

@@ -21,8 +21,6 @@ from copy import deepcopy
 from time import monotonic, time
 from typing import Any
 
-import torch
-
 from thalweg.catalog import default_catalog, parse_plan
 from thalweg.engine.collectives import SEE_OUTPUT_REMEDY, Collectives, RoundCounter
 from thalweg.errors import Interrupted, LayoutError, RunError, RunIsOver, StoreLost, ranks_text
@@ -38,16 +36,11 @@ from thalweg.plan import Plan
 from thalweg.redundancy import allocation_of, is_relayed, waits_for_nobody
 from thalweg.schedules import Group
 from thalweg.training.auto.request import with_settings
-from thalweg.training.compressor_state import (
-    CompressorState,
-    replicated_state,
-    state_after_member_change,
-)
 from thalweg.training.lifecycle import RankSession
+from thalweg.training.plan_state import PlanState, after_member_change, equal_state
 from thalweg.training.rendezvous import LostSamples, MembershipChange
 from thalweg.training.snapshot import Snapshot
 from thalweg.training.sources.gradients import GradientSynchronizer
-from thalweg.training.state_encoding import map_state
 
 MAX_STATE_LAG_STEPS = 4  # of a rank whose state is requested
 STATE_ROUND_COUNT = 1 << 16  # round numbers of snapshots, below those of other collectives
@@ -247,13 +240,13 @@ class Recovery:
         if abort is not None and not isinstance(abort, StoreLost):
             raise abort
         lost_samples = self._lost_samples()
-        held: CompressorState = {}
+        kept: PlanState = {}
         if session.synchronizer is not None:
             if doing is MemberPhase.STEP:
-                held = session.synchronizer.compressor_state_before
+                kept = session.synchronizer.kept_before
             else:
-                held = session.synchronizer.compressor_state
-            held = state_after_member_change(held)
+                kept = session.synchronizer.kept
+            kept = after_member_change(kept)
             session.synchronizer.abort()
         loaded: Snapshot | None = None
         while True:
@@ -268,12 +261,12 @@ class Recovery:
                 version=session.ledger.version,
             )
             with suppress(Interrupted, StoreLost):
-                loaded = self._enter_epoch(status, held) or loaded
+                loaded = self._enter_epoch(status, kept) or loaded
                 break
         self._note_epoch(0 if lost_samples is None else self._lost(lost_samples))
         return loaded
 
-    def _enter_epoch(self, status: MemberStatus, held: CompressorState) -> Snapshot | None:
+    def _enter_epoch(self, status: MemberStatus, kept: PlanState) -> Snapshot | None:
         """Enter the next membership epoch; returns the snapshot that was loaded, if any."""
         session = self._session
         pending = session.agreement.pending
@@ -290,13 +283,13 @@ class Recovery:
         self._collectives_to_skip = epoch.collectives_to_skip(session.rank)
         self._stops_at = epoch.stops_at
         gc.collect()  # the interrupted step has cycles, and buckets that will be replaced
-        loaded = self._transfer_snapshot(epoch, replicated_state(held))
+        loaded = self._transfer_snapshot(epoch, equal_state(kept))
         if loaded is not None:
             self._load_snapshot(loaded, epoch)
-            held = map_state(loaded.held, torch.Tensor.numpy)
+            kept = loaded.kept
         if session.closed:
             return loaded
-        session.run_plan(held)
+        session.run_plan(kept)
         for name, value in pending:
             if name in ("sync", "stop"):
                 session.agreement.propose(name, value)
@@ -332,7 +325,7 @@ class Recovery:
         self._session.engine.enter_epoch(epoch, world.abort_flag())
         return world
 
-    def _transfer_snapshot(self, epoch: MembershipEpoch, held: CompressorState) -> Snapshot | None:
+    def _transfer_snapshot(self, epoch: MembershipEpoch, kept: PlanState) -> Snapshot | None:
         """The donor's snapshot on each of the recipients; None on other ranks. A joining rank's own
         tensors are overwritten, which saves memory. A member that is behind keeps its own until all
         of the donor's have arrived: if the donor fails, the step is repeated without it."""
@@ -343,7 +336,7 @@ class Recovery:
         clock.shared = -STATE_ROUND_COUNT
         group = session.group.subgroup(sorted((epoch.donor, *recipients)))
         collectives = Collectives(group, session.engine, clock, SEE_OUTPUT_REMEDY)
-        found = session.snapshot(held).broadcast(
+        found = session.snapshot(kept).broadcast(
             collectives, epoch.donor, overwrites=session.rank in epoch.joined
         )
         return None if session.rank == epoch.donor else found

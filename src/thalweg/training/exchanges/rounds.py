@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 import torch
 
+from thalweg.compress import Kept
 from thalweg.engine.collectives import SEE_OUTPUT_REMEDY, Collectives
 from thalweg.engine.engine import Chain
 from thalweg.engine.execute import Task
@@ -21,10 +22,9 @@ from thalweg.steps import warm_up
 from thalweg.training.buckets import FlatBucket, Layout
 from thalweg.training.compiled_steps import CompiledSteps, RankRound, RankStep
 from thalweg.training.compression_overlap import Overlap, Timing
-from thalweg.training.compressor_state import CompressorState, state_views
 from thalweg.training.exchanges.compressed import CompressedBucket, Compression
 from thalweg.training.plan_context import PlanContext
-from thalweg.transports import Array
+from thalweg.training.plan_state import PlanState, state_of
 
 
 class Exchange:
@@ -34,8 +34,8 @@ class Exchange:
 
     factor = 1.0
     presence = 1.0
-    compressed: Collection[CompressedBucket] = ()  # the buckets with compressor state
-    compressor_state_before: CompressorState = MappingProxyType({})  # before the current step
+    compressed: Collection[CompressedBucket] = ()  # the buckets with kept state
+    kept_before: PlanState = MappingProxyType({})  # before the current step
     timings: Collection[Timing] = ()  # of the last steps on this rank
 
     @property
@@ -55,7 +55,7 @@ class Exchange:
         """Wait until the buckets of a failed step are free again."""
 
     def restore_state(self) -> None:
-        """Restore the compressor state from before the step, which is skipped."""
+        """Restore the kept state from before the step, which is skipped."""
 
     def is_good(self, flags: torch.Tensor) -> bool:
         """True if the plan's result, with these flags, is finite."""
@@ -111,8 +111,8 @@ class RoundsExchange(Exchange):
         self._first_round: int | None = None
         self._sent: list[Future[None]] = []
         self._buffered_chains: list[Task | Chain] = []
-        self._before: dict[str, dict[str, Array]] = {}
-        self.compressor_state_before = self._before
+        self._before: dict[str, Kept] = {}
+        self.kept_before = self._before
         self.compressed = self._rounds.compressed.values()
         choice = self._rounds.compressed and len(layout.buckets) > 1
         collectives = Collectives(group, engine, clock, SEE_OUTPUT_REMEDY)
@@ -123,9 +123,9 @@ class RoundsExchange(Exchange):
 
     def begin(self) -> None:
         self._first_round = None
-        for kind, arrays in state_views(self.compressed).items():
-            before = self._before.setdefault(kind, {})
-            for name, array in arrays.items():
+        for kind, kept in state_of(self.compressed).items():
+            before = self._before.setdefault(kind, replace(kept, arrays={})).arrays
+            for name, array in kept.arrays.items():
                 if name in before:
                     before[name][:] = array
                 else:
@@ -159,14 +159,14 @@ class RoundsExchange(Exchange):
         self._wait()
 
     def restore_state(self) -> None:
-        for kind, arrays in state_views(self.compressed).items():
-            for name, array in arrays.items():
-                array[:] = self._before[kind][name]
+        for kind, kept in state_of(self.compressed).items():
+            for name, array in kept.arrays.items():
+                array[:] = self._before[kind].arrays[name]
 
     def close(self) -> None:
         self._sent.clear()
         self._buffered_chains.clear()
-        self._before, self.compressor_state_before = {}, {}
+        self._before, self.kept_before = {}, {}
         self._rounds.release()
 
     def _wait(self) -> None:
