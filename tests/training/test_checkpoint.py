@@ -205,7 +205,7 @@ def test_what_others_put_there_stays(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_kept_is_named_before_anything_is_written(tmp_path: Path) -> None:
-    strange = replace(example(), state=[{}, {"lr_lambdas": [abs]}])
+    strange = replace(example(), objects=[{}, {"lr_lambdas": [abs]}])
     with pytest.raises(CheckpointError, match=r"^state\[1\]\['lr_lambdas'\]\[0\] is a builtin_"):
         write(tmp_path / "x", strange, version="1")
     with pytest.raises(CheckpointError, match="keep=0 keeps no checkpoint; keep 1 or more"):

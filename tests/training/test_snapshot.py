@@ -38,9 +38,7 @@ def a_state() -> Snapshot:
         model=model.state_dict(),
         optimizer=optimizer.state_dict(),
         objects=[{"last": 0.1}],
-        kept={
-            "residual": Kept(combine=Combine.SUM, arrays={"weight": np.zeros((2, 3), np.float32)})
-        },
+        kept={"factor": Kept(combine=Combine.EQUAL, arrays={"weight": np.ones((2, 3))})},
     )
 
 
@@ -86,7 +84,7 @@ def test_with_some_bytes_changed(seed: int) -> None:
     for _ in range(draw.choice([1, 2, 5, 50])):
         data[draw.randrange(MESSAGE_PREFIX_STRUCT.size, len(data))] = draw.randrange(256)
     if data != WHOLE.tobytes():
-        with pytest.raises(RunError, match="that rank 2 sent can't be read .*its digest"):
+        with pytest.raises(RunError, match=r"that rank 2 sent can't be read .*its digest"):
             Snapshot.of_bytes(np.frombuffer(bytes(data), np.uint8))
 
 
