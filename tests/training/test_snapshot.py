@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -16,8 +19,12 @@ from safetensors.torch import save
 from torch import nn
 
 from tests.examples import examples
+from tests.training.conftest import InOneCrew
+from tests.training.workers import TIMEOUT, listen, one_value, raised
 from thalweg.compress import Combine, Kept
+from thalweg.engine.collectives import Collectives
 from thalweg.errors import RunError
+from thalweg.training import attach
 from thalweg.training.data.position import BatchIndex
 from thalweg.training.snapshot import MESSAGE_PREFIX_STRUCT, Snapshot, _digest_of_bytes
 from thalweg.training.state_encoding import unpack
@@ -156,3 +163,39 @@ def test_nested_without_end() -> None:
         text = (opening * 5000 + closing * 5000).encode()
         with pytest.raises(RunError, match="can't be read"):
             Snapshot.of_bytes(message(text, save({})))
+
+
+@pytest.mark.parametrize("times", [1, 100])
+def test_a_broadcast_that_changes_on_its_way(times: int, in_one_crew: InOneCrew) -> None:
+    """It is repeated, and refused with the names of both ranks if that doesn't help."""
+
+    def work(rank: int, times: int) -> dict[str, Any]:
+        model = nn.Linear(3, 2)
+        run = attach(model, torch.optim.SGD(model.parameters(), 0.1), timeout=TIMEOUT)
+        session, broadcast, spoilt = run._session, Collectives.broadcast, []
+        said: list[str] = []
+        listen(said)
+
+        def spoiling(self: Collectives, root: int, tensors: Iterable[torch.Tensor]) -> None:
+            own = list(tensors)
+            broadcast(self, root, own)
+            if rank == 1 and own[0].dtype is torch.uint8 and len(spoilt) < times:
+                spoilt.append(own[0][0].bitwise_xor_(1))
+
+        own = replace(session.snapshot(), plan="ring" if rank else "tree")
+        received: list[Snapshot] = []
+        with patch.object(Collectives, "broadcast", spoiling):
+            error = raised(
+                lambda: received.append(own.broadcast(session.collectives, 0, overwrites=False))
+            )
+        run.close()
+        plans = [snapshot.plan for snapshot in received]
+        return {"error": error["text"], "plans": plans, "said": said}
+
+    results = in_one_crew(2, work)
+    changed = "the snapshot that rank 0 sent changed on"
+    if times == 1:
+        assert one_value(results, "plans") == ["tree"]
+        assert one_value(results, "said") == [f"{changed} rank 1"]
+    else:
+        assert one_value(results, "error").startswith(f"{changed} its way to rank 1, 3 times")
