@@ -30,11 +30,6 @@ from thalweg.redundancy import allocation_of, is_relayed, waits_for_nobody
 from thalweg.schedules import Group
 from thalweg.steps import refuse_what_cannot_run
 from thalweg.training.coded_model_check import refuse_what_differs
-from thalweg.training.compressor_state import (
-    CompressorState,
-    add_to_next_gradient,
-    summable_state,
-)
 from thalweg.training.data.loader import RankLoader
 from thalweg.training.data.position import DataPosition
 from thalweg.training.exchanges.compressed import refuse_second_momentum
@@ -43,10 +38,10 @@ from thalweg.training.factory import make, trainable
 from thalweg.training.finite import BadGradients
 from thalweg.training.optimizer_state import optimizer_state_of_all
 from thalweg.training.plan_context import Ledger, PlanContext
+from thalweg.training.plan_state import PlanState, add_to_next_gradient, summands
 from thalweg.training.shutdown import Shutdown
 from thalweg.training.snapshot import Snapshot, Stateful
 from thalweg.training.sources.source import Source
-from thalweg.training.state_encoding import map_state
 
 log = logging.getLogger("thalweg")
 MAX_BARRIERS_PER_STEP = 1000  # exchanges at the store before one step
@@ -180,12 +175,12 @@ class RankSession:
         self,
         world: World | None,
         plan: Plan,
-        take: Callable[[], tuple[Snapshot | None, CompressorState]] = lambda: (None, {}),
+        take: Callable[[], tuple[Snapshot | None, PlanState]] = lambda: (None, {}),
         repeating: Source | None = None,
     ) -> Snapshot | None:
         """Run this plan among the members of `world`, or the present ones if None. `take`, which is
         called among these members, returns the snapshot to continue from, None to keep this rank's
-        state, and the compressor state to continue with. `repeating` is the source that waits for
+        state, and the kept state to continue with. `repeating` is the source that waits for
         the averages of an interrupted step. Returns the snapshot."""
         if world is not None:
             self._use_members(world)
@@ -283,10 +278,10 @@ class RankSession:
             if self.data_position.rank_loader is not None:
                 self.data_position.rank_loader.with_allocation(allocation)
 
-    def _run_plan(self, kept: CompressorState, repeating: Source | None) -> None:
-        """Start the plan with this step; its compressor continues with the state `kept`. Residuals
-        that it can't hold are added to the next gradient; under a code, where several ranks compute
-        the same, they are dropped."""
+    def _run_plan(self, kept: PlanState, repeating: Source | None) -> None:
+        """Start the plan with this step; it continues with the state that another one `kept`.
+        Residuals that it can't hold are added to the next gradient; under a code, where several
+        ranks compute the same, they are dropped."""
         self._refuse_what_does_not_suit(self.plan)
         self.data_position.start_checks()
         self.source = make(self.context, self.model, self.optimizer, self.plan, repeating)
@@ -298,7 +293,10 @@ class RankSession:
             if self.step >= self.first_step:
                 self.begin()
         self.warns = self.exchange.warns
-        residuals = self.source.load_compressor_state(kept) if kept else {}
+        self._load_kept(kept)
+
+    def _load_kept(self, kept: PlanState) -> None:
+        residuals = self.attached.load_kept(kept) if kept else {}
         if not is_relayed(self.plan):
             parameters = dict(inner(self.model).named_parameters())
             add_to_next_gradient(parameters, residuals, self.group.size)
@@ -313,23 +311,37 @@ class RankSession:
         new one needs it."""
         self.refuse_what_does_not_run(plan)
         self.attached.wait_and_apply()
-        compressor_state = summable_state(self.attached.compressor_state)
+        kept = summands(self.attached.kept)
         self.attached.detach()
         if self.replicas_differ and not plan.averages_parameters:
             state = self._optimizer_state()
             self.collectives.all_reduce_mean(p.detach() for p in self.differing)
             self.collectives.all_reduce_mean_of_differing([*_statistics(self.model), *state])
-
-        def last() -> Snapshot:  # ranks that join a tree later have yet to apply this change
-            return replace(self.snapshot(), agreed=self.agreed)
-
-        self.exchange.leave(self.engine.timeout, last)
-        self.exchange.close()
+        self._leave_exchange()
         if self.plan.cadence.staleness is not None:
             self.collectives.broadcast(self.checkpoint_writer(), self._optimizer_state())
             self.ledger = Ledger()
             self.context = replace(self.context, root=None, ledger=self.ledger)
-        self.enter(None, plan, lambda: (None, compressor_state))
+        self.enter(None, plan, lambda: (None, kept))
+
+    def restart(self, load: Callable[[], PlanState]) -> None:
+        """Run the plan from the state that `load` loads, before the first step."""
+        before, kept = self.step, load()
+        if isinstance(self.model, nn.parallel.DistributedDataParallel):
+            self._load_kept(kept)  # its hook can't be registered again
+        elif self.step != before or not waits_for_nobody(self.plan):
+            self.attached.detach()
+            self._leave_exchange()
+            self.enter(None, self.plan, lambda: (None, kept))
+
+    def _leave_exchange(self) -> None:
+        """Leave the exchange when no other rank needs this one there."""
+
+        def last() -> Snapshot:  # ranks that join a tree later have yet to apply this change
+            return replace(self.snapshot(), changes=self.agreed)
+
+        self.exchange.leave(self.engine.timeout, last)
+        self.exchange.close()
 
     def leave(self, seconds: float) -> bool | None:
         """Wait until the ranks that may still need this one have ended too; False after a timeout,
@@ -412,32 +424,32 @@ class RankSession:
 
     # Snapshots
 
-    def snapshot(self, held: CompressorState = MappingProxyType({})) -> Snapshot:
-        """The state of this rank; `held` is the compressor state that is equal on all ranks."""
+    def snapshot(self, kept: PlanState = MappingProxyType({})) -> Snapshot:
+        """The state of this rank; recipients get `kept` of the plan's state."""
         objects = self.saved_objects  # later changes by the script don't count
         if objects is None:
             objects = [part.state_dict() for part in self.state]
         return Snapshot(
             step=self.step,
             position=self.data_position.position,
-            shared=self.clock.shared,
-            agreed=self.agreement.effective_count,
-            ended=False,
+            sampling=self.data_position.sampling,
+            collectives=self.clock.shared,
+            changes=self.agreement.effective_count,
             plan=str(self.plan),
             model=inner(self.model).state_dict(),
             optimizer=self.optimizer.state_dict(),
             objects=objects,
-            held=map_state(held, torch.from_numpy),
+            kept=kept,
         )
 
     def load_snapshot(self, state: Snapshot) -> None:
         """Continue from the state of another rank."""
         state.load_into(inner(self.model), self.optimizer, self.state)
         self.clock.go_to(state.step)
-        self.clock.shared = state.shared
+        self.clock.shared = state.collectives
         self.data_position.jump(state.position, again=state.settings(self.optimizer, self.state))
         self.data_position.stopping = self.data_position.stopping or state.ended
-        self.agreement.effective_count = state.agreed
+        self.agreement.effective_count = state.changes
 
     def catch_up(self, after: int | None = None) -> None:
         """If no rank waits for another: load another rank's state, past the step `after` or else

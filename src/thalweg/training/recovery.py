@@ -26,8 +26,6 @@ from dataclasses import dataclass
 from time import monotonic, time
 from typing import Any
 
-import torch
-
 from thalweg.catalog import default_catalog, parse_plan
 from thalweg.engine.collectives import SEE_OUTPUT_REMEDY, Collectives, RoundCounter
 from thalweg.errors import Interrupted, LayoutError, RunError, RunIsOver, StoreLost, ranks_text
@@ -43,17 +41,12 @@ from thalweg.plan import Plan
 from thalweg.redundancy import allocation_of, is_relayed, waits_for_nobody
 from thalweg.schedules import Group
 from thalweg.training.auto.request import with_settings
-from thalweg.training.compressor_state import (
-    CompressorState,
-    replicated_state,
-    state_after_member_change,
-)
 from thalweg.training.lifecycle import RankSession
 from thalweg.training.plan_context import tree_under_way
+from thalweg.training.plan_state import PlanState, after_member_change, equal_state
 from thalweg.training.rendezvous import LostSamples, MembershipChange
 from thalweg.training.snapshot import Snapshot
 from thalweg.training.sources.source import Source
-from thalweg.training.state_encoding import map_state
 
 MAX_STATE_LAG_STEPS = 4  # of a rank whose state is requested
 STATE_ROUND_COUNT = 1 << 16  # round numbers of snapshots, below those of other collectives
@@ -63,11 +56,11 @@ log = logging.getLogger("thalweg")
 @dataclass(slots=True, kw_only=True)
 class _Interruption:
     """What a rendezvous interrupted, and what this rank brings to the rendezvous: its place, its
-    compressor state from before, and its proposals that haven't taken effect."""
+    kept state from before, and its proposals that haven't taken effect."""
 
     doing: MemberPhase
     place: tuple[int, int]  # step, and collectives since
-    kept: CompressorState
+    kept: PlanState
     proposals: Sequence[tuple[str, Any]]
 
 
@@ -278,14 +271,13 @@ class Recovery:
         if self._interruption is not None:
             return
         session = self._session
-        kept: CompressorState = {}
+        kept: PlanState = {}
         proposals: Sequence[tuple[str, Any]] = ()
         if session.source is not None:
             in_step = doing is MemberPhase.STEP
-            source = session.source
-            kept = source.compressor_state_before if in_step else source.compressor_state
-            kept = state_after_member_change(kept)
-            source.abort()
+            kept = session.source.kept_before if in_step else session.source.kept
+            kept = after_member_change(kept)
+            session.source.abort()
             proposals = session.agreement.pending
         self._interruption = _Interruption(
             doing=doing,
@@ -379,11 +371,11 @@ class Recovery:
 
     def _transferred(
         self, epoch: MembershipEpoch, interruption: _Interruption
-    ) -> tuple[Snapshot | None, CompressorState]:
-        """The donor's snapshot on each of the recipients, None on other ranks; and the compressor
-        state to continue with. A joining rank's own tensors are overwritten, which saves memory. A
-        member that is behind keeps its own until all of the donor's have arrived: if the donor
-        fails, the step is repeated without it."""
+    ) -> tuple[Snapshot | None, PlanState]:
+        """The snapshot of the donor on each recipient, None on other ranks; and the kept state to
+        continue with. A joining rank's own tensors are overwritten, which saves memory. A member
+        that is behind keeps its own until all of the donor's have arrived: if the donor fails, the
+        step is repeated without it."""
         session, recipients, kept = self._session, epoch.recipients, interruption.kept
         if not recipients or session.rank not in (epoch.donor, *recipients):
             return None, kept
@@ -391,13 +383,13 @@ class Recovery:
         clock.shared = -STATE_ROUND_COUNT
         group = session.group.subgroup(sorted((epoch.donor, *recipients)))
         collectives = Collectives(group, session.engine, clock, SEE_OUTPUT_REMEDY)
-        found = session.snapshot(replicated_state(kept)).broadcast(
+        found = session.snapshot(equal_state(kept)).broadcast(
             collectives, epoch.donor, overwrites=session.rank in epoch.joined
         )
         if session.rank == epoch.donor:
             return None, kept
         self._has_no_state = False
-        interruption.kept = map_state(found.held, torch.Tensor.numpy)
+        interruption.kept = found.kept
         interruption.place = epoch.start if session.keeps_own else epoch.place
         self._collectives_done = interruption.place[1]
         return found, interruption.kept

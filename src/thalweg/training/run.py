@@ -26,9 +26,8 @@ from thalweg.redundancy import is_coded, is_relayed, waits_for_nobody
 from thalweg.training.auto.controller import ADVICE_CHANGE, AutoController
 from thalweg.training.auto.request import is_auto
 from thalweg.training.backward_hooks import Hook
-from thalweg.training.checkpoint_io import load, save
+from thalweg.training.checkpoint_io import load, load_state, own_state_of, save, state_of
 from thalweg.training.coded_model_check import warn_of_what_differs, what_differs
-from thalweg.training.compressor_state import CompressorState, total_residuals
 from thalweg.training.contention_monitor import Adjustment
 from thalweg.training.data.loader import IsOver
 from thalweg.training.events import Events, RunEvent
@@ -36,6 +35,7 @@ from thalweg.training.factory import trainable
 from thalweg.training.finite import ReportedNames, not_finite
 from thalweg.training.lifecycle import RankSession
 from thalweg.training.optimizer_state import statistics_of
+from thalweg.training.plan_state import PlanState, residuals_in
 from thalweg.training.recovery import Recovery
 from thalweg.training.rendezvous import Members
 from thalweg.training.run_summary import RunSummary
@@ -78,6 +78,8 @@ class Run:
         self._auto: AutoController | None = None
         self._auto_runs = is_auto(requested) and session.world.size > 1
         self._passed_safe_point = False
+        self._has_begun = False  # a safe point was passed
+        self._rejoined = False  # a running job, after a restart
         self._shares_random = False
         self._without_gradient: list[tuple[nn.Parameter, torch.Tensor | None]] = []
         self._hooks: list[Any] = []
@@ -298,7 +300,7 @@ class Run:
         self._run_collective(work)
 
     def _residuals(self) -> dict[str, torch.Tensor]:
-        residuals = total_residuals(self._session.attached.compressor_state)
+        residuals = residuals_in(self._session.attached.kept)
         return {name: torch.from_numpy(residual.copy()) for name, residual in residuals.items()}
 
     def _drift(self) -> float:
@@ -339,7 +341,7 @@ class Run:
         session = self._session
         session.require_optimizer()
         self._events.deliver()
-        self._passed_safe_point = True
+        self._passed_safe_point = self._has_begun = True
         saved_objects, session.saved_objects = session.saved_objects, None
         for part, saved in zip(
             session.state, saved_objects or (), strict=saved_objects is not None
@@ -394,6 +396,39 @@ class Run:
         every rank. The first rank writes; under a plan that waits for no rank the root does,
         alone."""
         self._run_collective(lambda: save(self._session, Path(directory), keep))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The run as plain containers, numbers, text and tensors: the model, the optimizer, the
+        `state=` objects, the plan, the step, the data position, and the random and kept state of
+        the ranks. Put it into a checkpoint of your own, and give it to `load_state_dict`.
+
+        Call it on every rank, between two steps: replicas that differ are averaged in it. Tensors
+        are copies. The state dict of the first member (rank 0 while it lives) has the own states of
+        all ranks, the others' only their own, so save that one. Under a plan that waits for no rank
+        none has another's, and under `asp` only the root has the optimizer's state. If a rendezvous
+        has interrupted the step (`run.counts` is False), it is this rank's state alone."""
+        states: list[dict[str, Any]] = []
+        self._run_collective(lambda: states.append(state_of(self._session)))
+        return states[-1] if states else own_state_of(self._session)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state_dict` returned, as with `attach(resume=)`: also with another
+        plan or number of workers. Call it on every rank, after `attach()` and before `run.epochs`,
+        `run.batches` and the first forward. The state that rank 0 was given (under a code the root)
+        is loaded on all ranks; the others' must be of the same step. A worker that was restarted in
+        a running job has the others' state already, and loads nothing. CheckpointError on all ranks
+        if the state doesn't fit."""
+        if self._rejoined:
+            return
+        if self._has_begun or self._position.in_epoch:
+            raise UsageError(
+                "run.load_state_dict was called after the training had begun",
+                "call it right after attach(), before run.epochs, run.batches and the model",
+            )
+        session = self._session
+        self._run_collective(lambda: session.restart(lambda: load_state(session, state)))
+        self._follow_members()
+        self._timer.begin(self.step)
 
     def _run_collective(self, work: Callable[[], Any]) -> None:
         """Run a collective of all members between two steps."""
@@ -455,7 +490,7 @@ class Run:
     def _start(self, resume: Path | None, *, returns: bool) -> None:
         """Begin from a checkpoint if there is one, else from rank 0's model. A rank that returns to
         a running job begins from the state of another rank."""
-        session = self._session
+        session, self._rejoined = self._session, returns
         try:
             if returns:
                 self._recovery.rejoin()
@@ -476,11 +511,11 @@ class Run:
             session.model.register_forward_pre_hook(Hook(lambda *_: self._before_forward())),
         ]
 
-    def _first_state(self, resume: Path | None) -> tuple[None, CompressorState]:
-        state = None if resume is None else load(self._session, resume)
-        if state is None:
+    def _first_state(self, resume: Path | None) -> tuple[None, PlanState]:
+        kept = None if resume is None else load(self._session, resume)
+        if kept is None:
             self._session.broadcast_model(0)
-        return None, state or {}
+        return None, kept or {}
 
     def _follow_members(self) -> None:
         """Follow a change of members: monitoring, and `auto`, which restarts if no rank is

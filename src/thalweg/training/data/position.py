@@ -54,6 +54,11 @@ class DataPosition:
         return in_epoch and self._epoch != self._reached.epoch
 
     @property
+    def in_epoch(self) -> bool:
+        """True while the script is in an epoch of `epochs` or `batches`."""
+        return self._epoch is not None
+
+    @property
     def sampling(self) -> dict[str, int]:
         """The settings that the position depends on; none with the script's own loader."""
         return {} if self.rank_loader is None else self.rank_loader.sampling

@@ -46,7 +46,7 @@ from thalweg.schedules.chunks import split
 from thalweg.steps import RACK_SUM_PAYLOAD, RESULT_PAYLOAD
 from thalweg.training.buckets import FlatBucket, Layout
 from thalweg.training.compiled_steps import RankRound
-from thalweg.training.compressor_state import RESIDUAL, VOTE, CompressorState
+from thalweg.training.plan_state import PlanState
 from thalweg.transports import Array
 
 EXACT_PAYLOAD = "exact"  # the payload of uncompressed tensors
@@ -123,17 +123,13 @@ class CompressedBucket:
         self.has_more = False  # it also holds residuals of an earlier plan
 
     @property
-    def state(self) -> CompressorState:
+    def state(self) -> PlanState:
         """Views of the state, to be read and written between two steps."""
         if self.codec is None:
             return {}
-        state = dict(self.codec.state)
-        if self._feedback is None:
-            state.pop(VOTE, None)
-        else:
-            residual = self._feedback.residual
-            state[RESIDUAL] = {s.name: residual[s.place] for s in self.codec.segments}
-        return state
+        if self._feedback is None:  # a residual of the codec alone is not used
+            return {kind: kept for kind, kept in self.codec.state.items() if not kept.residual}
+        return {**self.codec.state, **self._feedback.state}
 
     def chain(self, rank_rounds: Sequence[RankRound], step: int, first_round: int) -> Chain:
         """The rounds that turn the bucket's contribution into the sum of all."""

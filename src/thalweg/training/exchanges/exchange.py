@@ -16,7 +16,7 @@ from thalweg.codes import Allocation
 from thalweg.engine.arrivals import Arrivals
 from thalweg.training.buckets import FlatBucket
 from thalweg.training.compression_overlap import Timing
-from thalweg.training.compressor_state import CompressorState
+from thalweg.training.plan_state import PlanState
 
 if TYPE_CHECKING:
     from thalweg.training.exchanges.compressed import CompressedBucket
@@ -31,8 +31,8 @@ class Exchange:
 
     factor = 1.0
     presence = 1.0
-    compressed: Collection[CompressedBucket] = ()  # the buckets with compressor state
-    compressor_state_before: CompressorState = MappingProxyType({})  # before the current step
+    compressed: Collection[CompressedBucket] = ()  # the buckets with kept state
+    kept_before: PlanState = MappingProxyType({})  # before the current step
     timings: Collection[Timing] = ()  # of the last steps on this rank
     arrivals: Arrivals | None = None  # those of its own, if the engine doesn't have them
     returns_gradients = True  # False: the exchange takes the step, and applies the result itself
@@ -57,7 +57,7 @@ class Exchange:
         """Wait until the buckets of a failed step are free again."""
 
     def restore_state(self) -> None:
-        """Restore the compressor state from before the step, which is skipped."""
+        """Restore the kept state from before the step, which is skipped."""
 
     def is_good(self, flags: torch.Tensor) -> bool:
         """True if the plan's result, with these flags, is finite."""

@@ -7,7 +7,7 @@ communication hook; with the plan `ddp` it is left unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -21,6 +21,7 @@ from torch import nn
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
+from thalweg.compress import Kept
 from thalweg.engine.engine import Chain
 from thalweg.errors import Interrupted, NotFinite, RunError
 from thalweg.facts import Size, Tensor
@@ -28,17 +29,11 @@ from thalweg.plan import Plan, Settings
 from thalweg.schedules import Group
 from thalweg.training.backward_hooks import AfterBackward, Hook
 from thalweg.training.buckets import DTYPES, Layout, scaled_into
-from thalweg.training.compressor_state import (
-    RESIDUAL,
-    CompressorState,
-    restore_state,
-    state_views,
-    summable_state,
-)
 from thalweg.training.exchanges.compressed import Compression
 from thalweg.training.exchanges.rounds import BucketRounds
 from thalweg.training.finite import is_finite, not_finite
 from thalweg.training.plan_context import PlanContext
+from thalweg.training.plan_state import PlanState, residuals_in, restore_state, state_of, summands
 from thalweg.training.sources.source import Source
 from thalweg.transports import Array
 
@@ -233,7 +228,7 @@ class DdpSource(Source):
         self._compression = Compression.of(plan)
         self._names = {id(p): name for name, p in model.module.named_parameters()}
         self._exchanges: dict[int, _BucketExchange] = {}
-        self._compressor_state: dict[str, dict[str, Array]] = {}  # of buckets that DDP has replaced
+        self._kept: dict[str, Kept] = {}  # of buckets that DDP has replaced
         self._sent: list[Future[None]] = []
         self._end: AfterBackward | None = None
         if not native:
@@ -246,24 +241,26 @@ class DdpSource(Source):
             yield
 
     @property
-    def compressor_state(self) -> CompressorState:
+    def kept(self) -> PlanState:
         exchanges = self._exchanges.values()
-        state = state_views(
-            b for exchange in exchanges for b in exchange.rounds.compressed.values()
-        )
-        for kind, arrays in self._compressor_state.items():
-            state[kind] = {**arrays, **state.get(kind, {})}
+        state = state_of(b for exchange in exchanges for b in exchange.rounds.compressed.values())
+        for kind, kept in self._kept.items():
+            arrays = state[kind].arrays if kind in state else {}
+            state[kind] = replace(kept, arrays={**kept.arrays, **arrays})
         return state
 
-    def load_compressor_state(self, state: CompressorState) -> Mapping[str, Array]:
+    def load_kept(self, state: PlanState) -> Mapping[str, Array]:
         """Keep the state for the buckets that DDP is about to make."""
-        self._compressor_state = {k: dict(arrays) for k, arrays in summable_state(state).items()}
-        residuals = self._compressor_state.get(RESIDUAL, {})
+        self._kept = {k: replace(v, arrays=dict(v.arrays)) for k, v in summands(state).items()}
+        residuals = residuals_in(self._kept)
         left = {name: array for name, array in residuals.items() if not self._keeps(name)}
-        for arrays in self._compressor_state.values():
-            for name in left:
-                arrays.pop(name, None)
+        self._drop(left)
         return left
+
+    def _drop(self, names: Iterable[str]) -> None:
+        for name in names:
+            for kept in self._kept.values():
+                kept.arrays.pop(name, None)
 
     def _keeps(self, name: str) -> bool:
         """True if this parameter has a residual."""
@@ -312,19 +309,17 @@ class DdpSource(Source):
             gradients, bucket.buffer(), self._plan, self._context.group, self._engine.rank
         )
         self._exchanges[bucket.index()] = exchange
-        restore_state(self._compressor_state, exchange.rounds.compressed.values())
+        restore_state(self._kept, exchange.rounds.compressed.values())
         if exchange.rounds.compressed:
-            for arrays in self._compressor_state.values():
-                for name in names:
-                    arrays.pop(name, None)
+            self._drop(names)
         return exchange
 
     def _leave(self, old: Sequence[int]) -> None:
         """Keep the state of buckets that DDP has replaced; those before them are new already."""
         for index in old:
             compressed = self._exchanges.pop(index).rounds.compressed.values()
-            for kind, arrays in summable_state(state_views(compressed)).items():
-                self._compressor_state.setdefault(kind, {}).update(arrays)
+            for kind, kept in summands(state_of(compressed)).items():
+                self._kept.setdefault(kind, replace(kept, arrays={})).arrays.update(kept.arrays)
 
 
 def _refused(error: NotFinite) -> Chain:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 
+from thalweg.compress import Kept
 from thalweg.engine.collectives import SEE_OUTPUT_REMEDY
 from thalweg.engine.engine import Chain
 from thalweg.engine.execute import Task
@@ -18,11 +19,10 @@ from thalweg.steps import warm_up
 from thalweg.training.buckets import FlatBucket, Layout
 from thalweg.training.compiled_steps import CompiledSteps, RankRound, RankStep
 from thalweg.training.compression_overlap import Overlap
-from thalweg.training.compressor_state import state_views
 from thalweg.training.exchanges.compressed import Compression
 from thalweg.training.exchanges.exchange import Exchange
 from thalweg.training.plan_context import Peers
-from thalweg.transports import Array
+from thalweg.training.plan_state import state_of
 
 
 class BucketRounds:
@@ -71,8 +71,8 @@ class RoundsExchange(Exchange):
         self._first_round: int | None = None
         self._sent: list[Future[None]] = []
         self._buffered_chains: list[Task | Chain] = []
-        self._before: dict[str, dict[str, Array]] = {}
-        self.compressor_state_before = self._before
+        self._before: dict[str, Kept] = {}
+        self.kept_before = self._before
         self.compressed = self._rounds.compressed.values()
         choice = self._rounds.compressed and len(layout.buckets) > 1
         average = peers.collectives(SEE_OUTPUT_REMEDY).all_reduce_mean if choice else None
@@ -82,9 +82,9 @@ class RoundsExchange(Exchange):
 
     def begin(self) -> None:
         self._first_round = None
-        for kind, arrays in state_views(self.compressed).items():
-            before = self._before.setdefault(kind, {})
-            for name, array in arrays.items():
+        for kind, kept in state_of(self.compressed).items():
+            before = self._before.setdefault(kind, replace(kept, arrays={})).arrays
+            for name, array in kept.arrays.items():
                 if name in before:
                     before[name][:] = array
                 else:
@@ -118,14 +118,14 @@ class RoundsExchange(Exchange):
         self._wait()
 
     def restore_state(self) -> None:
-        for kind, arrays in state_views(self.compressed).items():
-            for name, array in arrays.items():
-                array[:] = self._before[kind][name]
+        for kind, kept in state_of(self.compressed).items():
+            for name, array in kept.arrays.items():
+                array[:] = self._before[kind].arrays[name]
 
     def close(self) -> None:
         self._sent.clear()
         self._buffered_chains.clear()
-        self._before, self.compressor_state_before = {}, {}
+        self._before, self.kept_before = {}, {}
         self._rounds.release()
 
     def _wait(self) -> None:

@@ -11,6 +11,7 @@ If its relay doesn't keep these results any more, it loads another rank's snapsh
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -41,6 +42,7 @@ from thalweg.transports import Array
 
 DRAIN_POLL_SECONDS = 0.01
 TREE_EVICTION_SECONDS = 20.0  # the tree is rebuilt without a rank that is absent for longer
+log = logging.getLogger("thalweg")
 
 
 class TreeExchange(Exchange):
@@ -90,14 +92,20 @@ class TreeExchange(Exchange):
         """As in the base class; it may be called between two steps, and while this rank waits for a
         result, before which its state doesn't change."""
         if self.relay.state_requested():
-            self.relay.send_state(self._snapshot().in_bytes())
+            self.relay.send_state(self._snapshot().in_bytes(self.relay.rank))
 
     def request_snapshot(self, after: int = -1) -> Snapshot:
         """Request the snapshot of a rank that is past the step `after`: the parent's if it
-        answers."""
-        snapshot = Snapshot.of_bytes(
-            self.relay.request_state(lambda state: Snapshot.of_bytes(state).step > after)
-        )
+        answers. One that can't be read is requested from another rank."""
+
+        def suits(state: Array) -> bool:
+            try:
+                return Snapshot.of_bytes(state).step > after
+            except RunError as error:
+                log.warning("rank %d asks another: %s", self.relay.rank, error.problem)
+                return False
+
+        snapshot = Snapshot.of_bytes(self.relay.request_state(suits))
         self.relay.follow_from(snapshot.step)
         self.has_diverged = False
         return snapshot
@@ -107,7 +115,7 @@ class TreeExchange(Exchange):
         request results and this snapshot. False after this many seconds."""
         if self.relay.is_closed or (snapshot := last()) is None:
             return True
-        self.relay.send_state(snapshot.in_bytes(), from_now_on=True)
+        self.relay.send_state(snapshot.in_bytes(self.relay.rank), from_now_on=True)
         deadline = monotonic() + seconds
         with suppress(RunError):  # a lost store: no neighbour can be waited for
             self._world.put(f"through/{self.relay.rank}", "")

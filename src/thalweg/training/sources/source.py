@@ -12,10 +12,10 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 from thalweg.members.agreement import Change
-from thalweg.training.compressor_state import CompressorState, restore_state, state_views
 from thalweg.training.contention_monitor import Adjustment
 from thalweg.training.exchanges.exchange import Exchange
 from thalweg.training.finite import not_finite
+from thalweg.training.plan_state import PlanState, restore_state, state_of
 from thalweg.transports import Array
 
 
@@ -27,17 +27,17 @@ class Source:
     bad: Sequence[str] = ()  # parameters whose gradients on this rank were not finite
 
     @property
-    def compressor_state(self) -> CompressorState:
-        """The state that the compressor keeps from step to step."""
-        return state_views(self.exchange.compressed)
+    def kept(self) -> PlanState:
+        """The state that the plan keeps from step to step, as views."""
+        return state_of(self.exchange.compressed)
 
     @property
-    def compressor_state_before(self) -> CompressorState:
-        """The compressor state before the current step, for the case that it is interrupted."""
-        return self.exchange.compressor_state_before
+    def kept_before(self) -> PlanState:
+        """The kept state before the current step, for the case that it is interrupted."""
+        return self.exchange.kept_before
 
-    def load_compressor_state(self, state: CompressorState) -> Mapping[str, Array]:
-        """Continue with another compressor's state; returns the residuals that can't be held
+    def load_kept(self, state: PlanState) -> Mapping[str, Array]:
+        """Continue with the state that another plan kept; returns the residuals that can't be held
         here."""
         return restore_state(state, self.exchange.compressed)
 
