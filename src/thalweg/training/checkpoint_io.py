@@ -223,7 +223,7 @@ def _load(session: RankSession, find: Callable[[], Found | None], key: str) -> P
 
 
 def _kept_parts(name: str, snapshot: Snapshot, plan: str, ranks: int) -> list[PlanState]:
-    """What each of `ranks` ranks gets of the state that the snapshot's plan has kept."""
+    """The part of each of `ranks` ranks of the state that the snapshot's plan has kept."""
     kept = [rank.kept for rank in snapshot.ranks if rank is not None]
     if not any(kept):
         return [{}] * ranks
