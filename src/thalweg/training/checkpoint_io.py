@@ -174,8 +174,12 @@ def load_state(session: RankSession, state: Mapping[str, Any]) -> PlanState:
         )
     # An optimizer keeps the tensors that it loads, and these are the script's.
     snapshot = replace(snapshot, **deepcopy({n: getattr(snapshot, n) for n in OWN_FIELDS}))
-    found = f"the state given to rank {reader}", snapshot
-    kept = _load(session, lambda: found, f"load/{session.next_store_exchange()}")
+
+    def find() -> Found:
+        snapshot.in_parts()  # raises if it can't be sent
+        return f"the state given to rank {reader}", snapshot
+
+    kept = _load(session, find, f"load/{session.next_store_exchange()}")
     assert kept is not None
     return kept
 
