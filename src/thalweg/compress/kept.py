@@ -16,9 +16,9 @@ RESIDUAL_KIND = "residual"  # the part of the gradient that a rank hasn't sent y
 
 
 class Combine(Enum):
-    """How the arrays of one kind combine over the ranks: `SUM` if each rank holds a summand and the
-    sum counts, `EQUAL` if all ranks hold the same, `OWN` if they mean something on this rank, among
-    these ranks only."""
+    """The meaning of the arrays of one kind on other ranks: `SUM` if each rank holds a summand and
+    the sum counts, `EQUAL` if all ranks hold the same, `OWN` if the arrays mean something on this
+    rank only, among these ranks."""
 
     SUM = "sum"
     EQUAL = "equal"

@@ -174,8 +174,12 @@ def load_state(session: RankSession, state: Mapping[str, Any]) -> PlanState:
         )
     # An optimizer keeps the tensors that it loads, and these are the script's.
     snapshot = replace(snapshot, **deepcopy({n: getattr(snapshot, n) for n in OWN_FIELDS}))
-    found = f"the state given to rank {reader}", snapshot
-    kept = _load(session, lambda: found, f"load/{session.next_store_exchange()}")
+
+    def find() -> Found:
+        snapshot.in_parts()  # raises if it can't be sent
+        return f"the state given to rank {reader}", snapshot
+
+    kept = _load(session, find, f"load/{session.next_store_exchange()}")
     assert kept is not None
     return kept
 
@@ -223,7 +227,7 @@ def _load(session: RankSession, find: Callable[[], Found | None], key: str) -> P
 
 
 def _kept_parts(name: str, snapshot: Snapshot, plan: str, ranks: int) -> list[PlanState]:
-    """What each of `ranks` ranks gets of the state that the snapshot's plan has kept."""
+    """The part of each of `ranks` ranks of the state that the snapshot's plan has kept."""
     kept = [rank.kept for rank in snapshot.ranks if rank is not None]
     if not any(kept):
         return [{}] * ranks

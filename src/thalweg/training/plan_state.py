@@ -138,7 +138,7 @@ def unpacked(fields: Mapping[str, Any]) -> dict[str, Kept]:
     declared = fields.get(COMBINE_FIELD, {})
     for kind, tensors in fields.get(ARRAYS_FIELD, {}).items():
         combine, residual = declared.get(kind) or UNDECLARED_KINDS.get(kind, (Combine.EQUAL, False))
-        arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+        arrays = {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
         state[kind] = Kept(combine=Combine(combine), arrays=arrays, residual=residual)
     return state
 
