@@ -307,7 +307,7 @@ def adam() -> tuple[nn.Module, torch.optim.Optimizer]:
 @pytest.mark.parametrize(
     ("changed", "what"),
     [
-        ({"sync": "tree"}, "plan tree, on rank 0 ring"),
+        ({"plan": "tree"}, "plan tree, on rank 0 ring"),
         ({"make": lambda: line(lr=0.1)}, "optimizer: group 0, lr is 0.1, on rank 0 0.001"),
         ({"make": adam}, "optimizer: class is Adam, on rank 0 SGD"),
         ({"make": larger}, "model: weight is [2, 1] float32, on rank 0 [1, 1] float32"),
@@ -333,7 +333,7 @@ def test_ranks_that_differ(changed: dict[str, Any], what: str, in_one_crew: InOn
 @pytest.mark.parametrize(
     ("changed", "kind", "problem"),
     [
-        ({"sync": "rinf"}, "PlanError", "there is no plan 'rinf'"),
+        ({"plan": "rinf"}, "PlanError", "there is no plan 'rinf'"),
         ({"batch": 2}, "UsageError", "a batch of 2 has no sample for each of 3 workers"),
         ({"cluster": "no such file"}, "ClusterError", "can't read"),
     ],
