@@ -192,6 +192,23 @@ def test_a_fork_that_ends_leaves_the_run_alone(sync: str) -> None:
         assert result == {"ended": 0, "refused": {}}
 
 
+def test_without_a_plan_auto_chooses() -> None:
+    def work(rank: int) -> dict[str, Any]:
+        model, optimizer = line()
+        with attach(model, optimizer, data=DATA, batch=6, timeout=TIMEOUT) as run:
+            train(model, optimizer, run, epochs=3)
+        return {"chosen": [event.step for event in run.events if event.kind == "auto"][:1]}
+
+    assert one_value(on_ranks(2, work), "chosen") == [8]
+
+
+def test_alone_without_a_plan_nothing_is_chosen() -> None:
+    model, optimizer = line()
+    with attach(model, optimizer, data=DATA, batch=6) as run:
+        train(model, optimizer, run, epochs=3)
+        assert (str(run.plan), run.step, run.events) == ("ring", 12, ())
+
+
 def test_a_code_needs_others() -> None:
     model, optimizer = line()
     with pytest.raises(LayoutError, match="use more workers"):
