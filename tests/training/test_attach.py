@@ -192,6 +192,23 @@ def test_a_fork_that_ends_leaves_the_run_alone(sync: str) -> None:
         assert result == {"ended": 0, "refused": {}}
 
 
+def test_without_a_plan_auto_chooses() -> None:
+    def work(rank: int) -> dict[str, Any]:
+        model, optimizer = line()
+        with attach(model, optimizer, data=DATA, batch=6, timeout=TIMEOUT) as run:
+            train(model, optimizer, run, epochs=3)
+        return {"chosen": [event.step for event in run.events if event.kind == "auto"][:1]}
+
+    assert one_value(on_ranks(2, work), "chosen") == [8]
+
+
+def test_alone_without_a_plan_nothing_is_chosen() -> None:
+    model, optimizer = line()
+    with attach(model, optimizer, data=DATA, batch=6) as run:
+        train(model, optimizer, run, epochs=3)
+        assert (str(run.plan), run.step, run.events) == ("ring", 12, ())
+
+
 def test_a_code_needs_others() -> None:
     model, optimizer = line()
     with pytest.raises(LayoutError, match="use more workers"):
@@ -307,7 +324,7 @@ def adam() -> tuple[nn.Module, torch.optim.Optimizer]:
 @pytest.mark.parametrize(
     ("changed", "what"),
     [
-        ({"sync": "tree"}, "plan tree, on rank 0 ring"),
+        ({"plan": "tree"}, "plan tree, on rank 0 ring"),
         ({"make": lambda: line(lr=0.1)}, "optimizer: group 0, lr is 0.1, on rank 0 0.001"),
         ({"make": adam}, "optimizer: class is Adam, on rank 0 SGD"),
         ({"make": larger}, "model: weight is [2, 1] float32, on rank 0 [1, 1] float32"),
@@ -333,7 +350,7 @@ def test_ranks_that_differ(changed: dict[str, Any], what: str, in_one_crew: InOn
 @pytest.mark.parametrize(
     ("changed", "kind", "problem"),
     [
-        ({"sync": "rinf"}, "PlanError", "there is no plan 'rinf'"),
+        ({"plan": "rinf"}, "PlanError", "there is no plan 'rinf'"),
         ({"batch": 2}, "UsageError", "a batch of 2 has no sample for each of 3 workers"),
         ({"cluster": "no such file"}, "ClusterError", "can't read"),
     ],

@@ -183,6 +183,16 @@ def test_a_ddp_object_keeps_its_plan() -> None:
     assert one_value(on_ranks(2, work), "kind") == "PlanError"
 
 
+def test_a_ddp_object_without_a_plan_stays_as_it_is() -> None:
+    def work(rank: int) -> dict[str, Any]:
+        dist.init_process_group("gloo")
+        ddp = DistributedDataParallel(deep())
+        with attach(ddp, adam(ddp), timeout=TIMEOUT) as run:
+            return {"plan": str(run.plan)}
+
+    assert one_value(on_ranks(2, work), "plan") == "ddp"
+
+
 def test_an_error_in_the_hook_is_raised_as_it_is() -> None:
     """A message that is lost: PeerLate or what the other ranks make of it, not DDP's own words."""
 

@@ -55,7 +55,8 @@ REPLICAS_DIFFER_REMEDY = (
 
 
 class Run:
-    """A training run from the point of view of one worker. `attach()` creates it."""
+    """A training run from the point of view of one worker. `attach()` creates it. As a context
+    manager it closes itself, and reports an error that leaves the block to the other ranks."""
 
     def __init__(
         self,
