@@ -15,7 +15,7 @@ racks exchange their sums, and broadcast the result in their racks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from math import lcm
@@ -76,26 +76,26 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The concurrent rounds of all groups, after the codec's work. With a payload come, in this
-    order, the scales that it needs and the uncompressed rest of the bucket."""
+    """Concurrent rounds, after the codec's work. With the first encoded payload come, in this
+    order, its scales and the uncompressed rest of the bucket."""
 
     rounds: tuple[Round, ...]
     work: Work = Work.NOTHING
 
     def of(self, rank: int) -> Stage:
-        """The rounds of this rank."""
+        """The stage with the rounds of this rank alone."""
         return Stage(tuple(r for r in self.rounds if rank in r.group.ranks), self.work)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
-    """The stages in which one bucket travels, one after the other. A part of a bucket (`span`)
-    follows when the whole bucket has its result."""
+    """The stages in which one group exchanges one bucket, one after the other. A part of a bucket
+    (`span`) follows when the whole bucket has its result."""
 
     bucket: int
     stages: tuple[Stage, ...]
     delay: int = 0  # steps until the result is applied
-    lasts: int = 1  # steps during which its ranks have no other chain of this bucket
+    lasts: int = 1  # steps during which its group has no other
     span: tuple[int, int] | None = None  # first and end element of a part; None for the whole
 
     @property
@@ -104,26 +104,24 @@ class Chain:
 
     @property
     def encoded(self) -> tuple[Round, ...]:
-        """A group's rounds of encoded payloads, one of each stage; none if nothing is encoded."""
+        """The rounds of encoded payloads; none if nothing is encoded."""
         works = (Work.ENCODE, Work.REDUCE)
         return tuple(stage.rounds[0] for stage in self.stages if stage.work in works)
 
     def contributions(self, rank: int) -> int:
-        """The number of contributions to the result of a rank's chain, by which each one is divided:
-        then the sum is a mean."""
+        """The number of contributions to the result of a rank's chain, by which each is divided so
+        that the sum is a mean."""
         return next(self.rounds).contributions(rank)
 
     def of(self, rank: int) -> Chain | None:
         """The chain of this rank, with its own rounds; None without any. A rank of a rack for which
         another rank encodes has no codec work."""
-        own = [(stage, stage.of(rank)) for stage in self.stages]
-        if not any(mine.rounds for _, mine in own):
+        own = tuple(stage.of(rank) for stage in self.stages)
+        if not any(stage.rounds for stage in own):
             return None
-        if any(mine.rounds and mine.work is Work.ENCODE for _, mine in own):
-            stages = [mine for stage, mine in own if mine.rounds or not stage.rounds]
-        else:
-            stages = [Stage(mine.rounds) for _, mine in own if mine.rounds]
-        return replace(self, stages=tuple(stages))
+        if not any(stage.rounds and stage.work is Work.ENCODE for stage in own):
+            own = tuple(Stage(stage.rounds) for stage in own if stage.rounds)
+        return replace(self, stages=own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +134,7 @@ class Step:
 
     @property
     def concurrent(self) -> list[tuple[int, list[Round]]]:
-        """The rounds of each number, in order, after the bucket that they are of."""
+        """The bucket and the rounds of each number, in the order of numbers."""
         found: dict[int, tuple[int, list[Round]]] = {}
         for chain in self.chains:
             for round_ in chain.rounds:
@@ -149,7 +147,7 @@ class Step:
         return [round_ for _, concurrent in self.concurrent for round_ in concurrent]
 
     def of(self, rank: int) -> tuple[Chain, ...]:
-        """The chains of this rank."""
+        """The chains in which this rank takes part."""
         return tuple(own for chain in self.chains if (own := chain.of(rank)) is not None)
 
 
@@ -172,7 +170,7 @@ def compile_buckets(
     step: int,
     catalog: Catalog | None = None,
 ) -> Step:
-    """The same for buckets that something else has divided."""
+    """All chains of all groups at this step, for buckets that something else has divided."""
     return _Compiler(plan, group, step, catalog or default_catalog()).step_of(buckets)
 
 
@@ -232,115 +230,114 @@ class _Compiler:
         self.compresses = self.compressor is not None and step >= warm_up(plan)
         self.all_synchronise = (step + 1) % plan.cadence.every == 0
         self.built: dict[tuple[tuple[int, ...], Payload], list[Schedule]] = {}
-        self.numbers = 0  # of rounds so far
 
     def step_of(self, buckets: Sequence[Bucket]) -> Step:
         several_racks = len(self.group.racks) > 1
         compress = self.plan.topology.arguments.get("compress")
         if self.plan.cadence.two_levels and several_racks:
-            compiled = self._two_levels
+            chains_of = self._two_levels
         elif self.compresses and compress == COMPRESS_BETWEEN and several_racks:
-            compiled = self._between_racks
+            chains_of = self._between_racks
         else:
-            compiled = self._in_groups
-        chains = tuple(chain for bucket in self._due(buckets) for chain in compiled(bucket))
-        return Step(chains, self.numbers)
+            chains_of = self._in_groups
+        chains: list[Chain] = []
+        numbers = 0
+        for bucket in self._due(buckets):
+            new = list(chains_of(bucket, numbers))
+            numbers = max((r.number + 1 for chain in new for r in chain.rounds), default=numbers)
+            chains += new
+        return Step(tuple(chains), numbers)
 
     def _due(self, buckets: Sequence[Bucket]) -> Sequence[Bucket]:
         """The buckets that travel at this step."""
         return buckets if self.all_synchronise or self.plan.cadence.inside else ()
 
-    def _in_groups(self, bucket: Bucket) -> Iterator[Chain]:
-        """A chain of all groups whose averages last equally long."""
-        cadence, first, ends = self.plan.cadence, self.numbers, [self.numbers]
-        by_duration: dict[int, list[Group]] = {}
+    def _in_groups(self, bucket: Bucket, first: int) -> Iterator[Chain]:
+        payloads, cadence = self._payloads(bucket), self.plan.cadence
         for averaging_group in self._groups:
-            by_duration.setdefault(averaging_group.lasts, []).append(averaging_group.group)
-        for lasts, groups in by_duration.items():
-            self.numbers = first
-            stages = self._exchange(bucket, groups)
-            delay = cadence.delay + (lasts - 1) * cadence.every
-            yield Chain(bucket=bucket.index, stages=tuple(stages), delay=delay, lasts=lasts)
-            ends.append(self.numbers)
-        self.numbers = max(ends)
+            yield Chain(
+                bucket=bucket.index,
+                stages=tuple(self._exchange(payloads, averaging_group.group, first)),
+                delay=cadence.delay + (averaging_group.lasts - 1) * cadence.every,
+                lasts=averaging_group.lasts,
+            )
 
-    def _between_racks(self, bucket: Bucket) -> Iterator[Chain]:
+    def _between_racks(self, bucket: Bucket, first: int) -> Iterator[Chain]:
         """Each rack reduces to its first rank; the first ranks of all racks exchange their sums,
         and broadcast the result in their racks."""
         leaders = self.group.subgroup([rack[0] for rack in self.group.racks])
-        sums = Stage(self._in_racks(bucket, "rack's sum", reduce))
-        *stages, last = sums, *self._exchange(bucket, [leaders])
-        result = self._in_racks(bucket, "result", broadcast)
-        stages += [replace(last, rounds=result)] if not last.rounds else [last, Stage(result)]
-        yield Chain(bucket=bucket.index, stages=tuple(stages), delay=self.plan.cadence.delay)
+        between = self._exchange(self._payloads(bucket), leaders, first + 1)
+        number = first + 1 + sum(len(stage.rounds) for stage in between)
+        result = self._in_racks(bucket, number, "result", broadcast)
+        if between[-1].rounds:
+            between.append(Stage(result))
+        else:
+            between[-1] = replace(between[-1], rounds=result)
+        sums = Stage(self._in_racks(bucket, first, "rack's sum", reduce))
+        delay = self.plan.cadence.delay
+        yield Chain(bucket=bucket.index, stages=(sums, *between), delay=delay)
 
     def _in_racks(
-        self, bucket: Bucket, name: str, build: Callable[[Group, int, int, int, int], Schedule]
+        self,
+        bucket: Bucket,
+        number: int,
+        name: str,
+        build: Callable[[Group, int, int, int, int], Schedule],
     ) -> tuple[Round, ...]:
         """A tree in each rack that reduces to its first rank, or broadcasts from it."""
         payload = replace(self._whole(bucket), name=name)
-        racks = [(self.group.subgroup(rack), rack[0]) for rack in self.group.racks]
         size = payload.elements, payload.itemsize
-        return self._rounds(
-            payload, [(rack, build(rack, *size, root, CHAIN_FANOUT)) for rack, root in racks]
-        )
+        rounds = []
+        for rack in self.group.racks:
+            group = self.group.subgroup(rack)
+            schedule = build(group, *size, rack[0], CHAIN_FANOUT)
+            rounds.append(Round(number=number, group=group, payload=payload, schedule=schedule))
+        return tuple(rounds)
 
-    def _two_levels(self, bucket: Bucket) -> Iterator[Chain]:
+    def _two_levels(self, bucket: Bucket, first: int) -> Iterator[Chain]:
         """Racks average at every step. When all racks synchronise, the j-th rank of each rack then
         averages the j-th part of its rack's result with the others, which is applied a step later:
         the exchange overlaps with the next step."""
         racks = self.group.racks
         [whole] = self._payloads(bucket)
-        inside = self._rings(whole, racks)
-        yield Chain(bucket=bucket.index, stages=(Stage(inside),))
-        sizes = split(bucket.elements, min(map(len, racks)))
-        payloads = [Payload("part", size, bucket.itemsize, exact=True) for size in sizes]
-        number, start = self.numbers, 0
-        for place, payload in enumerate(payloads if self.all_synchronise else ()):
-            self.numbers = number
-            stage = Stage(self._rings(payload, [[rack[place] for rack in racks]]))
-            span, delay = (start, start + payload.elements), self.plan.cadence.delay
-            yield Chain(bucket=bucket.index, stages=(stage,), delay=delay, span=span)
-            start += payload.elements
-        self.numbers = number + 1
+        for rack in racks:
+            yield Chain(bucket=bucket.index, stages=(self._ring(first, rack, whole),))
+        if not self.all_synchronise:
+            return
+        start = 0
+        for place, size in enumerate(split(bucket.elements, min(map(len, racks)))):
+            part = Payload("part", size, bucket.itemsize, exact=True)
+            yield Chain(
+                bucket=bucket.index,
+                stages=(self._ring(first + 1, [rack[place] for rack in racks], part),),
+                delay=self.plan.cadence.delay,
+                span=(start, start + size),
+            )
+            start += size
 
-    def _rings(self, payload: Payload, members: Iterable[Sequence[int]]) -> tuple[Round, ...]:
-        size = payload.elements, payload.itemsize
-        groups = map(self.group.subgroup, members)
-        return self._rounds(payload, [(group, ring(group, *size, self.step)) for group in groups])
+    def _ring(self, number: int, ranks: Sequence[int], payload: Payload) -> Stage:
+        group = self.group.subgroup(ranks)
+        schedule = ring(group, payload.elements, payload.itemsize, self.step)
+        return Stage((Round(number=number, group=group, payload=payload, schedule=schedule),))
 
-    def _exchange(self, bucket: Bucket, groups: Sequence[Group]) -> list[Stage]:
-        """The stages in which these groups exchange a bucket: one for each shot of each compressed
-        payload, and one in which the last result is decoded. Whatever is uncompressed is sent in
-        the first."""
-        stages: list[Stage] = []
-        uncompressed: list[Round] = []
-        for payload in self._payloads(bucket):
-            schedules = [self._cached_schedules(group, payload) for group in groups]
-            for shot in range(max(map(len, schedules))):
-                rounds = self._rounds(
-                    payload,
-                    [(g, s[shot]) for g, s in zip(groups, schedules, strict=True) if shot < len(s)],
-                )
-                if payload.exact:
-                    uncompressed += rounds
-                else:
-                    stages.append(Stage(rounds, Work.REDUCE if stages else Work.ENCODE))
-        if not stages:
-            return [Stage(tuple(uncompressed))]
-        first = replace(stages[0], rounds=(*stages[0].rounds, *uncompressed))
-        return [first, *stages[1:], Stage((), Work.DECODE)]
-
-    def _rounds(
-        self, payload: Payload, schedules: Iterable[tuple[Group, Schedule]]
-    ) -> tuple[Round, ...]:
-        """Concurrent rounds, which take the next number."""
-        number = self.numbers
-        self.numbers += 1
-        return tuple(
+    def _exchange(self, payloads: Sequence[Payload], group: Group, first: int) -> list[Stage]:
+        """The stages in which a group exchanges these payloads: one for each shot of an encoded
+        payload, and one in which the last result is decoded. What isn't encoded is sent in the
+        first."""
+        planned = [(payload, s) for payload in payloads for s in self._schedules(group, payload)]
+        rounds = [
             Round(number=number, group=group, payload=payload, schedule=schedule)
-            for group, schedule in schedules
-        )
+            for number, (payload, schedule) in enumerate(planned, first)
+        ]
+        plain = [round_ for round_ in rounds if round_.payload.exact]
+        encoded = [round_ for round_ in rounds if not round_.payload.exact]
+        if not encoded:
+            return [Stage(tuple(plain))]
+        return [
+            Stage((encoded[0], *plain), Work.ENCODE),
+            *(Stage((round_,), Work.REDUCE) for round_ in encoded[1:]),
+            Stage((), Work.DECODE),
+        ]
 
     @property
     def _groups(self) -> tuple[AveragingGroup, ...]:
@@ -361,13 +358,13 @@ class _Compiler:
         elements = arrange(bucket.tensors, self.compressor, arguments).elements
         return Payload("values", elements, bucket.itemsize, exact=True)
 
-    def _cached_schedules(self, group: Group, payload: Payload) -> list[Schedule]:
+    def _schedules(self, group: Group, payload: Payload) -> list[Schedule]:
         key = group.ranks, payload
         if key not in self.built:
-            self.built[key] = self._schedules(group, payload)
+            self.built[key] = self._built(group, payload)
         return self.built[key]
 
-    def _schedules(self, group: Group, payload: Payload) -> list[Schedule]:
+    def _built(self, group: Group, payload: Payload) -> list[Schedule]:
         size = payload.elements, payload.itemsize
         if payload.exact or self.compressor is None or self.compressor.summable:
             if is_coded(self.plan, self.catalog):

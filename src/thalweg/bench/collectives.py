@@ -230,7 +230,7 @@ class _PlanCase:
                 )
 
     def _step(self, repeat: int) -> RankStep:
-        return self.rounds.at(_synchronised_step(self.plan, repeat))
+        return self.rounds.steps.at(_synchronised_step(self.plan, repeat))
 
     def _views(self, repeat: int) -> Iterator[tuple[torch.Tensor, Schedule]]:
         """The tensors of each bucket, and the schedule that adds it up."""

@@ -282,7 +282,7 @@ class DdpSynchronizer(Synchronizer):
             self._end = AfterBackward(self._finish)
         exchange = self._exchange_of(bucket)
         step = self._clock.step
-        rank_step = exchange.rounds.begin(self._clock)
+        rank_step = exchange.rounds.steps.begin(self._clock)
         bad = _bad_in(bucket, self._names, self._context)
         for view, gradient in zip(exchange.views, bucket.gradients(), strict=True):
             scaled_into(view, gradient, 1 / self._context.group.size)

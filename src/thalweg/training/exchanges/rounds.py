@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 import torch
 
-from thalweg.engine.collectives import SEE_OUTPUT_REMEDY, Collectives, RoundCounter
+from thalweg.engine.collectives import SEE_OUTPUT_REMEDY, Collectives
 from thalweg.engine.engine import ChainTasks
 from thalweg.engine.execute import Task
 from thalweg.plan import Plan
@@ -78,18 +78,12 @@ class BucketRounds:
 
     def set_group(self, group: Group) -> None:
         """Use the rounds of this group from now on."""
-        self._steps = CompiledSteps(self._plan, group, self.layout.workload, self.rank)
+        self.steps = CompiledSteps(self._plan, group, self.layout.workload, self.rank)
 
     def release(self) -> None:
         """Free the memory of the buckets."""
         self.layout = replace(self.layout, buckets=())
         self.compressed.clear()
-
-    def at(self, step: int) -> RankStep:
-        return self._steps.at(step)
-
-    def begin(self, clock: RoundCounter) -> RankStep:
-        return self._steps.begin(clock)
 
     def work(self, rank_step: RankStep, chain: Chain) -> Task | ChainTasks:
         """The work of the engine for a chain of this step."""
@@ -108,7 +102,7 @@ class RoundsExchange(Exchange):
         self._engine = engine
         self._clock = clock
         self._rounds = BucketRounds(plan, group, layout, engine.rank)
-        self._rounds.at(clock.step)  # errors are raised now
+        self._rounds.steps.at(clock.step)  # errors are raised now
         self._step: RankStep | None = None  # since the first bucket was sent
         self._chains: dict[int, Chain] = {}  # by bucket
         self._sent: list[Future[None]] = []
@@ -136,7 +130,7 @@ class RoundsExchange(Exchange):
 
     def send(self, bucket: FlatBucket, *, is_finite: bool) -> None:
         if self._step is None:
-            self._step = self._rounds.begin(self._clock)
+            self._step = self._rounds.steps.begin(self._clock)
             self._chains = {chain.bucket: chain for chain in self._step.chains}
         work = self._rounds.work(self._step, self._chains[bucket.index])
         if not isinstance(work, Task):

@@ -90,7 +90,7 @@ class ParameterSynchronizer(Synchronizer):
         rounds = self._open_rounds()
         step = self._clock.step
         self._finish(step)
-        rank_step = rounds.begin(self._clock)
+        rank_step = rounds.steps.begin(self._clock)
         futures, buckets = [], []
         for chain in rank_step.chains:
             bucket = rounds.layout.buckets[chain.bucket]
@@ -225,7 +225,7 @@ class TwoLevelSynchronizer(ParameterSynchronizer):
 
     @torch.no_grad()
     def _synchronize(self) -> None:
-        rank_step = self._open_rounds().begin(self._clock)
+        rank_step = self._open_rounds().steps.begin(self._clock)
         self._average(rank_step)
         for chain in rank_step.chains:
             if chain.span is not None:
@@ -237,7 +237,7 @@ class TwoLevelSynchronizer(ParameterSynchronizer):
         """Wait for the averages under way, and distribute them in the rack."""
         if self._average_pending:
             self._average_pending = False
-            self._average(self._open_rounds().begin(self._clock))
+            self._average(self._open_rounds().steps.begin(self._clock))
 
     def abort(self) -> None:
         """Drop the averages between racks: every rack keeps its own mean."""
