@@ -49,7 +49,7 @@ TINY_WORKLOAD = Workload.of_size(Size.parse("4KB"))
 
 
 class Work(Enum):
-    """What the codec does before the rounds of a stage."""
+    """The codec's work before the rounds of a stage."""
 
     NOTHING = "nothing"
     ENCODE = "encode"

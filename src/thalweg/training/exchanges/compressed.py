@@ -153,7 +153,7 @@ class CompressedBucket:
                 yield [rank_step.task(chain, round_, *parts) for round_, parts in pairs]
 
     def _payloads(self, chain: Chain, step: int) -> Iterator[list[_Sent]]:
-        """What is sent in each stage in which something is encoded; in the end the bucket has the
+        """The vectors of each stage in which something is encoded. In the end the bucket has the
         sum of all."""
         out = self.load()
         values = self._to_encode(out)
@@ -174,7 +174,7 @@ class CompressedBucket:
         self.store()
 
     def _uncompressed(self, scales: Array | None = None) -> list[_Sent]:
-        """What is sent along with the first payload."""
+        """The vectors that are sent with the first payload."""
         sent: list[_Sent] = [] if scales is None else [(scales, NUMPY, None)]
         rest = self._bucket.vector[self._bucket.arrangement.length :]
         return [*sent, (rest, self._bucket.arithmetic, None)] if len(rest) else sent
