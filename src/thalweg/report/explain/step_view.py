@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
 
@@ -163,30 +162,22 @@ def _scenes(compiled: Step, plan: Plan, group: Group) -> tuple[Scene, ...]:
             nbytes[id(schedule)] = traffic(schedule, group.cluster)
             if len(schedule.ranks) <= MAX_DRAWN_WORKERS:
                 slots[id(schedule)] = timeline(schedule)
-    return tuple(
-        _scene(bucket, rounds, plan, slots, nbytes) for bucket, rounds in compiled.concurrent
-    )
-
-
-def _scene(
-    bucket: int,
-    rounds: Sequence[Round],
-    plan: Plan,
-    slots: Mapping[int, SlotTimeline],
-    nbytes: Mapping[int, Traffic],
-) -> Scene:
-    names = " and ".join(sorted({round_.schedule.name for round_ in rounds}))
-    keys = [id(round_.schedule) for round_ in rounds]
-    lines = [slots[key] for key in keys if key in slots]
-    merged = zip_longest(*(line.slots for line in lines), fillvalue=())
-    return Scene(
-        title=f"bucket {bucket}: {rounds[0].payload.name} of {plan.what.value}, by {names}",
-        bucket=bucket,
-        rounds=tuple(rounds),
-        slots=tuple(tuple(chain.from_iterable(slot)) for slot in merged),
-        sequential_moves=max((line.sequential_moves for line in lines), default=None),
-        traffic=together(nbytes[key] for key in keys),
-    )
+    scenes = []
+    for bucket, rounds in compiled.concurrent:
+        names = " and ".join(sorted({round_.schedule.name for round_ in rounds}))
+        keys = [id(round_.schedule) for round_ in rounds]
+        lines = [slots[key] for key in keys if key in slots]
+        merged = zip_longest(*(line.slots for line in lines), fillvalue=())
+        scene = Scene(
+            title=f"bucket {bucket}: {rounds[0].payload.name} of {plan.what.value}, by {names}",
+            bucket=bucket,
+            rounds=tuple(rounds),
+            slots=tuple(tuple(chain.from_iterable(slot)) for slot in merged),
+            sequential_moves=max((line.sequential_moves for line in lines), default=None),
+            traffic=together(nbytes[key] for key in keys),
+        )
+        scenes.append(scene)
+    return tuple(scenes)
 
 
 def _traffic(plan: Plan, group: Group, workload: Workload, step: int, catalog: Catalog) -> Traffic:
