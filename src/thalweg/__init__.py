@@ -12,7 +12,7 @@ from thalweg.facts import Cluster, Machine, Rate, Size, Workload, read_cluster, 
 from thalweg.plan import Plan
 from thalweg.predict import Advice, Estimate, advise, predict
 from thalweg.schedules import Group, Schedule, check
-from thalweg.steps import Round, compile_rounds
+from thalweg.steps import Round, Step, compile_step
 
 if TYPE_CHECKING:
     from thalweg.probing import probe
@@ -32,13 +32,14 @@ __all__ = [
     "Run",
     "Schedule",
     "Size",
+    "Step",
     "ThalwegError",
     "Workload",
     "__version__",
     "advise",
     "attach",
     "check",
-    "compile_rounds",
+    "compile_step",
     "parse_plan",
     "predict",
     "probe",

@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.compress.simulated import NUMPY_KERNELS
-from thalweg import Cluster, Group, Size, Workload, compile_rounds, parse_plan
+from thalweg import Cluster, Group, Size, Workload, compile_step, parse_plan
 from thalweg.bench.compress import CompressBenchResult, bench_compress
 from thalweg.bench.compress_costs import (
     SWEPT_BITS_PER_SECOND,
@@ -147,11 +147,11 @@ def test_it_beats_ddp_just_below_that_speed(
 @pytest.mark.parametrize("name", sorted(default_catalog().compressors))
 def test_exchanges_are_those_that_are_run(name: str, workers: int) -> None:
     plan, group = parse_plan(f"ring+{name}"), Group.everybody(Cluster.flat(workers))
-    rounds = compile_rounds(plan, group, Workload.of_size(Size.parse("40MB")), 0)
-    compressed = [round_ for round_ in rounds if not round_.payload.exact]
+    chains = compile_step(plan, group, Workload.of_size(Size.parse("40MB")), 0).chains
     compressor = default_catalog().compressors[name]
     exchange = Method(text=name, compressor=compressor, arguments={}).exchange(workers)
-    assert any(round_.stage for round_ in compressed) == (exchange is PayloadPattern.TWO_SHOT)
+    shots = {len({r.schedule.name for r in chain.encoded}) for chain in chains if chain.encoded}
+    assert shots == {2 if exchange is PayloadPattern.TWO_SHOT else 1}
     assert compressor.summable == (exchange is PayloadPattern.SUM)
 
 

@@ -51,7 +51,9 @@ def train(
             sgd.step()
             after_step(run)
         scheduler.step()
-    left_out = {name: left.tolist() for name, left in (run.report(residuals=True).residuals or {}).items()}
+    left_out = {
+        name: left.tolist() for name, left in (run.report(residuals=True).residuals or {}).items()
+    }
     with run.consensus():
         found = fingerprint(model)
     run.close()

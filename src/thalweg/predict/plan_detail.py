@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import groupby
 
 from thalweg.declarations import listed
 from thalweg.errors import PlanError
@@ -20,7 +19,7 @@ from thalweg.predict.step_simulator import SIMULATED_WARMUP_STEPS, BucketTimes, 
 from thalweg.predict.straggler_recurrence import loads
 from thalweg.redundancy import allocation_of, is_compensated, is_relayed
 from thalweg.schedules import traffic
-from thalweg.steps import compile_rounds
+from thalweg.steps import compile_step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +103,8 @@ def _busy(given: PredictionInput, cycle: int, seconds: float) -> list[BusyLink]:
     """The links by utilization, averaged over the steps of a period or its first steps."""
     steps, total = min(cycle, MAX_SIMULATED_STEPS), Counter[Link]()
     for step in range(steps):
-        for round_ in compile_rounds(given.plan, given.group, given.workload, step, given.catalog):
+        compiled = compile_step(given.plan, given.group, given.workload, step, given.catalog)
+        for round_ in compiled.rounds:
             total.update(traffic(round_.schedule, given.cluster).links)
     rates = given.cluster.rates()
     found = [
@@ -128,16 +128,15 @@ def _alone(given: PredictionInput) -> IsolatedExchange | None:
     limit = Size(workload.nbytes + 1)
     plan = replace(given.plan, settings=replace(given.plan.settings, bucket=limit))
     step = given.plan.cadence.every - 1
-    rounds = compile_rounds(plan, given.group, workload, step, given.catalog)
-    if not rounds:
+    compiled = compile_step(plan, given.group, workload, step, given.catalog)
+    if not compiled.chains:
         return None
     seconds, names = 0.0, list[str]()
-    for _, numbered in groupby(rounds, key=lambda rank_round: rank_round.number):
-        concurrent = [rank_round.schedule for rank_round in numbered]
-        names.append(concurrent[0].name)
+    for _, concurrent in compiled.concurrent:
+        names.append(concurrent[0].schedule.name)
         seconds += max(
-            max(simulate(schedule, given.cluster, given.transport_costs).values())
-            for schedule in concurrent
+            max(simulate(round_.schedule, given.cluster, given.transport_costs).values())
+            for round_ in concurrent
         )
     form = synchronisation_seconds(plan, given.group, workload, given.catalog)
     return IsolatedExchange(

@@ -265,10 +265,11 @@ class PredictionInput:
         steps = min(chains.cycle, MAX_SIMULATED_STEPS)
         busiest = []
         for step in range(steps):
-            by_rank = (
-                (sum(s.codec for c in own for s in c.stages), sum(c.decode for c in own))
-                for own in chains.at(step).values()
-            )
+            by_rank = []
+            for own in chains.at(step).values():
+                work = [(p.codec_seconds(s), s.rounds) for p in own for s in p.chain.stages]
+                before = sum(seconds for seconds, rounds in work if rounds)
+                by_rank.append((before, sum(seconds for seconds, rounds in work if not rounds)))
             busiest.append(max(by_rank, key=sum))
         return sum(e / steps for e, _ in busiest), sum(d / steps for _, d in busiest)
 
@@ -283,11 +284,10 @@ def _group_exchanges(
     exchanges = []
     for step in range(SIMULATED_WARMUP_STEPS, steps):
         delays = {
-            round_.group.ranks: chain.delay
+            round_.group.ranks: priced.chain.delay
             for own in chains.at(step).values()
-            for chain in own
-            for stage in chain.stages
-            for round_ in stage.rounds
+            for priced in own
+            for round_ in priced.chain.rounds
         }
         exchanges.append(
             [

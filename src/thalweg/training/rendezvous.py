@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from thalweg.facts import Size, Workload
 from thalweg.plan import Plan
 from thalweg.schedules import Group
-from thalweg.steps import compile_rounds
+from thalweg.steps import compile_step
 from thalweg.training.data.position import BatchIndex
 from thalweg.training.data.sampler import BatchSampler
 
@@ -93,7 +93,7 @@ class LostSamples:
         return self.since
 
     def _averaging_groups(self, step: int) -> Iterator[int]:
-        for round_ in compile_rounds(self.plan, self.group, GROUPING_WORKLOAD, step):
+        for round_ in compile_step(self.plan, self.group, GROUPING_WORKLOAD, step).rounds:
             if round_.group.size > 1:
                 yield from round_.group.ranks
 

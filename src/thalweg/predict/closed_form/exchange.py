@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import groupby
 
 from thalweg.catalog import Catalog, default_catalog
 from thalweg.facts import Workload
@@ -22,7 +21,7 @@ from thalweg.predict.closed_form.symbols import Symbols, is_even
 from thalweg.predict.closed_form.topologies import form_of
 from thalweg.redundancy import waits_for_nobody
 from thalweg.schedules import Group, together, traffic
-from thalweg.steps import Round, compile_rounds, cycle
+from thalweg.steps import Round, compile_step, cycle
 
 MAX_PERIOD_TURNS = 64  # turns that are averaged, of a period that may be thousands
 
@@ -41,23 +40,22 @@ def synchronisation_seconds(
     every, total = plan.cadence.every, 0.0
     turns = min(cycle(plan, group, catalog) // every, MAX_PERIOD_TURNS)
     for turn in range(turns):
-        rounds = compile_rounds(plan, group, workload, turn * every + every - 1, catalog)
-        for _, concurrent in groupby(rounds, key=lambda round_: round_.number):
-            seconds = _concurrent_seconds(list(concurrent), plan)
+        step = compile_step(plan, group, workload, turn * every + every - 1, catalog)
+        for _, rounds in step.concurrent:
+            seconds = _concurrent_seconds(rounds, plan, turn)
             if seconds is None:
                 return None
             total += seconds
     return total / turns or None
 
 
-def _concurrent_seconds(rounds: Sequence[Round], plan: Plan) -> float | None:
+def _concurrent_seconds(rounds: Sequence[Round], plan: Plan, turn: int) -> float | None:
     exact = all(map(_is_exact, rounds))
     slowest = 0.0 if exact else _busiest_seconds(rounds)  # groups may share a host's NIC
     for round_ in rounds:
         schedule, nbytes = round_.schedule, round_.payload.nbytes
         if schedule.name == "all_gather":
             nbytes = sum(schedule.sizes) * round_.payload.itemsize
-        turn = round_.step // plan.cadence.every
         form, lanes = form_of(schedule.name, plan.topology.arguments, round_.group, turn)
         if form is None:
             return None

@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from thalweg.compress import Kept
-from thalweg.engine.engine import Chain
+from thalweg.engine.engine import ChainTasks
 from thalweg.errors import Interrupted, NotFinite, RunError
 from thalweg.facts import Size, Tensor
 from thalweg.plan import Plan, Settings
@@ -277,12 +277,12 @@ class DdpSource(Source):
             self._end = AfterBackward(self._finish)
         exchange = self._exchange_of(bucket)
         step = self._clock.step
-        rank_step = exchange.rounds.at(step)
-        first = self._clock.claim(rank_step.numbers)
+        rank_step = exchange.rounds.steps.begin(self._clock)
         bad = _bad_in(bucket, self._names, self._context)
         for view, gradient in zip(exchange.views, bucket.gradients(), strict=True):
             scaled_into(view, gradient, 1 / self._context.group.size)
-        work = exchange.rounds.work(exchange.bucket, rank_step.rounds, step, first)
+        [chain] = rank_step.chains
+        work = exchange.rounds.work(rank_step, chain)
         if bad and exchange.rounds.compressed:  # a compressor would keep them in its state
             work = _refused(NotFinite(bad, f" on rank {self._engine.rank} at step {step}"))
         sent = self._engine.submit(work)
@@ -322,7 +322,7 @@ class DdpSource(Source):
                 self._kept.setdefault(kind, replace(kept, arrays={})).arrays.update(kept.arrays)
 
 
-def _refused(error: NotFinite) -> Chain:
+def _refused(error: NotFinite) -> ChainTasks:
     """A chain that ends the run on all ranks, as any failure in the engine does."""
     raise error
     yield

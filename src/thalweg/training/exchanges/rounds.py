@@ -5,19 +5,18 @@ Coded plans have an exchange of their own, which waits for no rank (`tree.py`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 
 from thalweg.compress import Kept
 from thalweg.engine.collectives import SEE_OUTPUT_REMEDY
-from thalweg.engine.engine import Chain
+from thalweg.engine.engine import ChainTasks
 from thalweg.engine.execute import Task
 from thalweg.plan import Plan
 from thalweg.schedules import Group
-from thalweg.steps import warm_up
+from thalweg.steps import Chain, warm_up
 from thalweg.training.buckets import FlatBucket, Layout
-from thalweg.training.compiled_steps import CompiledSteps, RankRound, RankStep
+from thalweg.training.compiled_steps import CompiledSteps, RankStep
 from thalweg.training.compression_overlap import Overlap
 from thalweg.training.exchanges.compressed import Compression
 from thalweg.training.exchanges.exchange import Exchange
@@ -33,29 +32,24 @@ class BucketRounds:
         self.layout = layout
         self.compressed = Compression.of(plan).buckets(layout, rank)
         self._plan = plan
-        self._rank = rank
+        self.rank = rank
         self.set_group(group)
 
     def set_group(self, group: Group) -> None:
         """Use the rounds of this group from now on."""
-        self._steps = CompiledSteps(self._plan, group, self.layout.workload, self._rank)
+        self.steps = CompiledSteps(self._plan, group, self.layout.workload, self.rank)
 
     def release(self) -> None:
         """Free the memory of the buckets."""
         self.layout = replace(self.layout, buckets=())
         self.compressed.clear()
 
-    def at(self, step: int) -> RankStep:
-        return self._steps.at(step)
-
-    def work(
-        self, bucket: FlatBucket, rank_rounds: Sequence[RankRound], step: int, first_round: int
-    ) -> Task | Chain:
-        """The work of the engine for a bucket at a step, from its rounds."""
-        if bucket.index in self.compressed:
-            return self.compressed[bucket.index].chain(rank_rounds, step, first_round)
-        [rank_round] = rank_rounds
-        return rank_round.task(bucket, step, first_round)
+    def work(self, rank_step: RankStep, chain: Chain) -> Task | ChainTasks:
+        """The work of the engine for a chain of this step."""
+        if chain.bucket in self.compressed:
+            return self.compressed[chain.bucket].tasks(rank_step, chain)
+        bucket, [round_] = self.layout.buckets[chain.bucket], chain.rounds
+        return rank_step.task(chain, round_, bucket.vector, bucket.arithmetic)
 
 
 class RoundsExchange(Exchange):
@@ -67,10 +61,11 @@ class RoundsExchange(Exchange):
         self._engine = engine
         self._clock = clock
         self._rounds = BucketRounds(plan, group, layout, engine.rank)
-        self._rounds.at(clock.step)  # errors are raised now
-        self._first_round: int | None = None
+        self._rounds.steps.at(clock.step)  # errors are raised now
+        self._step: RankStep | None = None  # since the first bucket was sent
+        self._chains: dict[int, Chain] = {}  # by bucket
         self._sent: list[Future[None]] = []
-        self._buffered_chains: list[Task | Chain] = []
+        self._buffered_chains: list[Task | ChainTasks] = []
         self._before: dict[str, Kept] = {}
         self.kept_before = self._before
         self.compressed = self._rounds.compressed.values()
@@ -81,7 +76,7 @@ class RoundsExchange(Exchange):
         self.timings = self._overlap.timings
 
     def begin(self) -> None:
-        self._first_round = None
+        self._step = None
         for kind, kept in state_of(self.compressed).items():
             before = self._before.setdefault(kind, replace(kept, arrays={})).arrays
             for name, array in kept.arrays.items():
@@ -92,11 +87,10 @@ class RoundsExchange(Exchange):
         self._overlap.begin()
 
     def send(self, bucket: FlatBucket, *, is_finite: bool) -> None:
-        step = self._clock.step
-        rank_step = self._rounds.at(step)
-        if self._first_round is None:
-            self._first_round = self._clock.claim(rank_step.numbers)
-        work = self._rounds.work(bucket, rank_step.of(bucket.index), step, self._first_round)
+        if self._step is None:
+            self._step = self._rounds.steps.begin(self._clock)
+            self._chains = {chain.bucket: chain for chain in self._step.chains}
+        work = self._rounds.work(self._step, self._chains[bucket.index])
         if not isinstance(work, Task):
             work = self._overlap.timed(work)
             if self._overlap.is_serial:

@@ -21,8 +21,9 @@ from thalweg.engine.arithmetic import as_array
 from thalweg.errors import Interrupted, StoreLost
 from thalweg.members.agreement import Change
 from thalweg.plan import Plan, What
+from thalweg.steps import Chain
 from thalweg.training.buckets import FlatBucket, Layout, scaled_into
-from thalweg.training.compiled_steps import RankRound
+from thalweg.training.compiled_steps import RankStep
 from thalweg.training.contention_monitor import (
     CONTENTION_CHANGE,
     Adjustment,
@@ -122,19 +123,15 @@ class ParameterSource(Source):
         rounds = self._open_rounds()
         step = self._clock.step
         self._finish(step)
-        rank_step = rounds.at(step)
-        first_round = self._clock.claim(rank_step.numbers)
+        rank_step = rounds.steps.begin(self._clock)
         futures, buckets = [], []
-        for bucket in rounds.layout.buckets:
-            rank_rounds = rank_step.of(bucket.index)
-            if not rank_rounds:
-                continue
-            first, *_ = rank_rounds  # its divisor makes the sum of all rounds a mean
-            self._fill(bucket, 1 / first.divisor, keep=first.round.delay > 0)
-            futures.append(self._engine.submit(rounds.work(bucket, rank_rounds, step, first_round)))
+        for chain in rank_step.chains:
+            bucket = rounds.layout.buckets[chain.bucket]
+            self._fill(bucket, 1 / chain.contributions(rounds.rank), keep=chain.delay > 0)
+            futures.append(self._engine.submit(rounds.work(rank_step, chain)))
             buckets.append(bucket)
-        if rank_step.rounds:
-            delay = rank_step.rounds[0].round.delay
+        if rank_step.chains:
+            delay = rank_step.chains[0].delay
             average = _PendingAverage(tuple(futures), tuple(buckets), step + delay, delay > 0)
             self._pending.append(average)
         if self._monitor is not None:  # while the average is under way
@@ -247,11 +244,11 @@ class TwoLevelSource(ParameterSource):
 
     @torch.no_grad()
     def _synchronize(self) -> None:
-        inside, across = self._rounds_of(self._clock.step)
-        first_round = self._claim_rounds()
-        self._average(inside, first_round)
-        for rank_round in across:
-            self._cross(rank_round, first_round)
+        rank_step = self._open_rounds().steps.begin(self._clock)
+        self._average(rank_step)
+        for chain in rank_step.chains:
+            if chain.span is not None:
+                self._cross(rank_step, chain, chain.span)
         self._average_pending = (self._clock.step + 1) % self._plan.cadence.every == 0
 
     @torch.no_grad()
@@ -259,52 +256,40 @@ class TwoLevelSource(ParameterSource):
         """Wait for the averages under way, and distribute them in the rack."""
         if self._average_pending:
             self._average_pending = False
-            inside, _ = self._rounds_of(self._clock.step)
-            self._average(inside, self._claim_rounds())
+            self._average(self._open_rounds().steps.begin(self._clock))
 
     def abort(self) -> None:
         """Drop the averages between racks: every rack keeps its own mean."""
         self._crossing = ()
         self._average_pending = False
 
-    def _rounds_of(self, step: int) -> tuple[list[RankRound], list[RankRound]]:
-        """The rounds of a step inside the rack, and those between racks."""
-        rank_rounds = self._open_rounds().at(step).rounds
-        inside = [rank_round for rank_round in rank_rounds if not rank_round.round.delay]
-        return inside, [rank_round for rank_round in rank_rounds if rank_round.round.delay]
-
-    def _claim_rounds(self) -> int:
-        """Claim the round numbers of a step, two of each bucket; returns the first."""
-        return self._clock.claim(2 * len(self._open_rounds().layout.buckets))
-
-    def _average(self, rank_rounds: list[RankRound], first_round: int) -> None:
+    def _average(self, rank_step: RankStep) -> None:
         """Average inside the rack, and distribute the averages between racks of the step before."""
-        layout = self._open_rounds().layout
+        rounds = self._open_rounds()
         crossed, self._crossing = self._crossing, ()
         futures = []
-        for rank_round in rank_rounds:
-            bucket = layout.buckets[rank_round.round.bucket]
-            self._fill(bucket, 1 / rank_round.divisor, keep=False)
+        for chain in rank_step.chains:
+            if chain.span is not None:
+                continue
+            bucket = rounds.layout.buckets[chain.bucket]
+            self._fill(bucket, 1 / chain.contributions(rounds.rank), keep=False)
             for crossing in crossed:
                 if crossing.bucket == bucket.index:
                     self._engine.wait([crossing.future])
                     part = bucket.flat[slice(*crossing.span)]
                     part.add_(crossing.contribution).sub_(crossing.rack_mean)
-            task = rank_round.task(bucket, self._clock.step, first_round)
-            futures.append(self._engine.submit(task))
+            futures.append(self._engine.submit(rounds.work(rank_step, chain)))
         self._engine.wait(futures)
-        for bucket in layout.buckets:
+        for bucket in rounds.layout.buckets:
             self._apply(bucket, delayed=False, exact=False)
 
-    def _cross(self, rank_round: RankRound, first_round: int) -> None:
+    def _cross(self, rank_step: RankStep, chain: Chain, span: tuple[int, int]) -> None:
         """Start to average this rank's part of a bucket between racks."""
-        bucket = self._open_rounds().layout.buckets[rank_round.round.bucket]
-        rack_mean = bucket.flat[slice(*rank_round.round.span)].clone()
+        bucket, [round_] = self._open_rounds().layout.buckets[chain.bucket], chain.rounds
+        rack_mean = bucket.flat[slice(*span)].clone()
         rack = next(rack for rack in self._group.racks if self._engine.rank in rack)
         contribution = rack_mean * (len(rack) / self._group.size)
-        task = rank_round.task(bucket, self._clock.step, first_round, as_array(contribution))
+        task = rank_step.task(chain, round_, as_array(contribution), bucket.arithmetic)
         future = self._engine.submit(task)
-        crossing = _PendingRackAverage(
-            future, bucket.index, rank_round.round.span, rack_mean, contribution
-        )
+        crossing = _PendingRackAverage(future, bucket.index, span, rack_mean, contribution)
         self._crossing = (*self._crossing, crossing)
