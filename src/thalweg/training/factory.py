@@ -14,12 +14,13 @@ from thalweg.plan import Plan
 from thalweg.redundancy import is_relayed, waits_for_nobody
 from thalweg.training.exchanges.compressed import Compression
 from thalweg.training.exchanges.exchange import Exchange
-from thalweg.training.exchanges.native import DdpSource, NativeSource
 from thalweg.training.exchanges.rounds import RoundsExchange
 from thalweg.training.exchanges.server import ServerExchange
 from thalweg.training.exchanges.tree import TreeExchange
 from thalweg.training.plan_context import PlanContext
+from thalweg.training.sources.ddp_object import DdpSource
 from thalweg.training.sources.gradients import GradientSource, layout_of
+from thalweg.training.sources.native import NativeSource
 from thalweg.training.sources.parameters import ParameterSource, TwoLevelSource
 from thalweg.training.sources.source import Source
 
