@@ -29,7 +29,7 @@ def train(model: nn.Module, run: Run, epochs: int = 1) -> None:
             run.optimizer.step()
 
 
-@pytest.mark.parametrize("sync", ["ring", "local_sgd(every=2)", "asp(staleness=0)"])
+@pytest.mark.parametrize("sync", ["ring", "local_sgd(every=2)"])
 def test_trains_as_with_one_from_the_beginning(sync: str, tmp_path: Path) -> None:
     def work(rank: int) -> dict[str, Any]:
         models = []
@@ -50,6 +50,22 @@ def test_trains_as_with_one_from_the_beginning(sync: str, tmp_path: Path) -> Non
     results = on_ranks(2, work)
     assert all(result["same"] for result in results)
     assert same_bits(results)
+
+
+def test_the_server_of_asp_steps_with_it() -> None:
+    """It copies the optimizer when the run begins."""
+
+    def work(rank: int) -> dict[str, Any]:
+        torch.manual_seed(rank)
+        model = nn.Linear(1, 1)
+        with attach(model, plan="asp", data=DATA, batch=6, timeout=TIMEOUT) as run:
+            run.optimizer = sgd(model)
+            before = fingerprint(model)
+            train(model, run)
+        return {"step": run.step, "moved": fingerprint(model) != before}
+
+    for result in on_ranks(2, work):
+        assert result == {"step": 4, "moved": True}
 
 
 def test_resumes(tmp_path: Path) -> None:
