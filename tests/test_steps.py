@@ -107,8 +107,8 @@ def test_compression_between_racks_is_the_work_of_their_first_ranks() -> None:
 
 
 def test_a_rank_without_rounds_has_no_chain() -> None:
-    [pair, *_] = chains("local_sgd(every=1, levels=rack, delay=1)")[1:]
-    assert [rank for rank in RACKS.ranks if pair.of(rank) is not None] == [0, 4]
+    first, *_ = chains("local_sgd(every=1, levels=rack, delay=1)")
+    assert [rank for rank in RACKS.ranks if first.of(rank) is not None] == [0, 1, 2, 3]
 
 
 def test_acpsgd_sends_one_factor_a_step() -> None:
@@ -185,10 +185,12 @@ def test_cadence() -> None:
         True,
     ] * 2
     racks = [(0, 1, 2, 3), (4, 5, 6, 7)]
-    [inside] = chains("local_sgd(every=2, levels=rack, delay=1)", 0)
-    assert ([r.group.ranks for r in inside.rounds], inside.delay, inside.span) == (racks, 0, None)
-    again, *across = chains("local_sgd(every=2, levels=rack, delay=1)", 1)
-    assert ([r.group.ranks for r in again.rounds], again.delay, again.span) == (racks, 0, None)
+    alone = chains("local_sgd(every=2, levels=rack, delay=1)", 0)
+    both = chains("local_sgd(every=2, levels=rack, delay=1)", 1)
+    across = [chain for chain in both if chain.span is not None]
+    for inside in (alone, both[: -len(across)]):
+        assert [[r.group.ranks for r in chain.rounds] for chain in inside] == [[r] for r in racks]
+        assert {(chain.delay, chain.span) for chain in inside} == {(0, None)}
     pairs = [[r.group.ranks for r in chain.rounds] for chain in across]
     assert pairs == [[(0, 4)], [(1, 5)], [(2, 6)], [(3, 7)]]
     quarter = (512 * 256 + 512) // 4

@@ -57,7 +57,7 @@ class Work(Enum):
     DECODE = "decode"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Round:
     """One collective operation of one group on one payload. Rounds of different groups with the
     same number are concurrent."""
@@ -152,11 +152,7 @@ class Step:
 
 
 def compile_step(
-    plan: Plan,
-    group: Group,
-    workload: Workload,
-    step: int,
-    catalog: Catalog | None = None,
+    plan: Plan, group: Group, workload: Workload, step: int, catalog: Catalog | None = None
 ) -> Step:
     """All chains of all groups at this step; a rank takes part in the rounds of its groups."""
     buckets = travelling(plan, workload).buckets(plan.settings.bucket)
@@ -291,7 +287,7 @@ class _Compiler:
         for rack in self.group.racks:
             group = self.group.subgroup(rack)
             schedule = build(group, *size, rack[0], CHAIN_FANOUT)
-            rounds.append(Round(number=number, group=group, payload=payload, schedule=schedule))
+            rounds.append(Round(number, group, payload, schedule))
         return tuple(rounds)
 
     def _two_levels(self, bucket: Bucket, first: int) -> Iterator[Chain]:
@@ -318,17 +314,14 @@ class _Compiler:
     def _ring(self, number: int, ranks: Sequence[int], payload: Payload) -> Stage:
         group = self.group.subgroup(ranks)
         schedule = ring(group, payload.elements, payload.itemsize, self.step)
-        return Stage((Round(number=number, group=group, payload=payload, schedule=schedule),))
+        return Stage((Round(number, group, payload, schedule),))
 
     def _exchange(self, payloads: Sequence[Payload], group: Group, first: int) -> list[Stage]:
         """The stages in which a group exchanges these payloads: one for each shot of an encoded
         payload, and one in which the last result is decoded. What isn't encoded is sent in the
         first."""
         planned = [(payload, s) for payload in payloads for s in self._schedules(group, payload)]
-        rounds = [
-            Round(number=number, group=group, payload=payload, schedule=schedule)
-            for number, (payload, schedule) in enumerate(planned, first)
-        ]
+        rounds = [Round(number, group, *each) for number, each in enumerate(planned, first)]
         plain = [round_ for round_ in rounds if round_.payload.exact]
         encoded = [round_ for round_ in rounds if not round_.payload.exact]
         if not encoded:

@@ -62,8 +62,7 @@ class RoundsExchange(Exchange):
         self._clock = clock
         self._rounds = BucketRounds(plan, group, layout, engine.rank)
         self._rounds.steps.at(clock.step)  # errors are raised now
-        self._step: RankStep | None = None  # since the first bucket was sent
-        self._chains: dict[int, Chain] = {}  # by bucket
+        self._work: dict[int, Task | ChainTasks] | None = None  # of this step, by bucket
         self._sent: list[Future[None]] = []
         self._buffered_chains: list[Task | ChainTasks] = []
         self._before: dict[str, Kept] = {}
@@ -76,7 +75,7 @@ class RoundsExchange(Exchange):
         self.timings = self._overlap.timings
 
     def begin(self) -> None:
-        self._step = None
+        self._work = None
         for kind, kept in state_of(self.compressed).items():
             before = self._before.setdefault(kind, replace(kept, arrays={})).arrays
             for name, array in kept.arrays.items():
@@ -87,10 +86,10 @@ class RoundsExchange(Exchange):
         self._overlap.begin()
 
     def send(self, bucket: FlatBucket, *, is_finite: bool) -> None:
-        if self._step is None:
-            self._step = self._rounds.steps.begin(self._clock)
-            self._chains = {chain.bucket: chain for chain in self._step.chains}
-        work = self._rounds.work(self._step, self._chains[bucket.index])
+        if self._work is None:
+            step, rounds = self._rounds.steps.begin(self._clock), self._rounds
+            self._work = {chain.bucket: rounds.work(step, chain) for chain in step.chains}
+        work = self._work[bucket.index]
         if not isinstance(work, Task):
             work = self._overlap.timed(work)
             if self._overlap.is_serial:
@@ -119,6 +118,7 @@ class RoundsExchange(Exchange):
     def close(self) -> None:
         self._sent.clear()
         self._buffered_chains.clear()
+        self._work = None
         self._before, self.kept_before = {}, {}
         self._rounds.release()
 
