@@ -28,6 +28,7 @@ from thalweg.errors import WorkerFailed
 from thalweg.launch.supervisor import SendMessage, run_workers
 from thalweg.launch.worker_group import WorkerGroup
 from thalweg.training import Run, attach
+from thalweg.training.exchanges.tree import TreeExchange
 from thalweg.training.snapshot import Snapshot
 
 TREE = "codedreduce(fanout=3, stragglers=1)"
@@ -78,10 +79,11 @@ def late(rank: int, *, at: int, until: int) -> Act:
     word of it is here, if only that this rank is left behind."""
 
     def act(run: Run, board: Board) -> None:
-        tree = run._session.tree
-        if run.rank == rank and run.step == at and tree is not None:
+        tree = run._session.exchange
+        if run.rank == rank and run.step == at and isinstance(tree, TreeExchange):
+            relay = tree.relay
             board.wait(lambda: board.furthest(but=rank) >= until)
-            board.wait(lambda: tree.left_behind(at) or tree.relay.newest >= until)
+            board.wait(lambda: relay.result_expired(at) or relay.newest >= until)
 
     return act
 

@@ -20,6 +20,7 @@ from tests.training.workers import fingerprint, one_value
 from tests.transports.strangers import Eavesdropper, calling
 from thalweg.launch.supervisor import SendMessage, run_workers
 from thalweg.training import Run, attach
+from thalweg.training.exchanges.tree import TreeExchange
 from thalweg.transports import Label, TcpTransport, Transport, wrapping_transports
 from thalweg.transports import best_effort as over_post
 from thalweg.transports import tcp as over_tcp
@@ -98,8 +99,8 @@ class Siege:
 def besiege(run: Run, transport: TcpTransport, number: int, folder: Path) -> list[Siege]:
     """At all doors of this rank."""
     sieges = [Siege(transport._wire.endpoint, number, folder)]
-    if run._session.tree is not None:
-        post = run._session.tree.relay._messages
+    if isinstance(run._session.exchange, TreeExchange):
+        post = run._session.exchange.relay._messages
         sieges.append(Siege(post._endpoint, number, folder, post))
     return sieges
 

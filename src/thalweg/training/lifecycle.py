@@ -452,9 +452,9 @@ class RankSession:
         self.agreement.effective_count = state.changes
 
     def catch_up(self, after: int | None = None) -> None:
-        """If no rank waits for another: load another rank's state, past the step `after` or else
-        this one, if results that this rank needs aren't kept any more; skip the steps that the
-        others took while this rank was absent."""
+        """Follow ranks that don't wait for this one: load the state of one that is past the step
+        `after`, or else this step, if results that this rank needs aren't kept any more; skip the
+        steps that the others took while this rank was absent."""
         snapshot = self.exchange.missed_snapshot(self.step if after is None else after)
         if snapshot is not None:
             self.load_snapshot(snapshot)

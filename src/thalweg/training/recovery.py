@@ -38,7 +38,7 @@ from thalweg.members.membership_epoch import (
 )
 from thalweg.members.world import World
 from thalweg.plan import Plan
-from thalweg.redundancy import allocation_of, is_relayed, waits_for_nobody
+from thalweg.redundancy import allocation_of, is_relayed
 from thalweg.schedules import Group
 from thalweg.training.auto.request import with_settings
 from thalweg.training.lifecycle import RankSession
@@ -55,8 +55,8 @@ log = logging.getLogger("thalweg")
 
 @dataclass(slots=True, kw_only=True)
 class _Interruption:
-    """What a rendezvous interrupted, and what this rank brings to the rendezvous: its place, its
-    kept state from before, and its proposals that haven't taken effect."""
+    """An operation that a rendezvous interrupts, and this rank's part in the rendezvous: its place,
+    its kept state from before, and its proposals that haven't taken effect."""
 
     doing: MemberPhase
     place: tuple[int, int]  # step, and collectives since
@@ -108,7 +108,7 @@ class Recovery:
         if self.membership is not None:
             self.membership.triggers_rendezvous = self._triggers_rendezvous
             # Under a code lost messages are requested again.
-            self.membership.heeds_losses = lambda: not waits_for_nobody(self._session.plan)
+            self.membership.heeds_losses = lambda: self._session.exchange.waits_for_all
 
     def publish(self, values: Mapping[str, str]) -> None:
         """Keep these values in the store, also in one that replaces it."""

@@ -74,6 +74,7 @@ class Exchange:
 
     # Of exchanges that wait for no rank
 
+    waits_for_all = True
     allocation: Allocation | None = None  # of the samples, if ranks compute the same ones
     has_diverged = False  # this rank continued without a result, and must load a snapshot
     warns = False  # this rank warns of layers that make replicas differ

@@ -59,7 +59,7 @@ class ServerExchange(Exchange):
     """The exchange of gradients for parameters with the server on one rank, the root. This rank has
     taken the clock's steps, and so have the others, unless they come from a rendezvous."""
 
-    returns_gradients = False
+    returns_gradients = waits_for_all = False
 
     def __init__(
         self,

@@ -48,6 +48,8 @@ log = logging.getLogger("thalweg")
 class TreeExchange(Exchange):
     """The exchange of one rank's buckets through its relay in the coded tree."""
 
+    waits_for_all = False
+
     def __init__(self, context: PlanContext, plan: Plan, layout: Layout) -> None:
         self._clock = context.clock
         self._world = world = context.world.namespace(f"tree/{context.clock.step}")
@@ -89,8 +91,8 @@ class TreeExchange(Exchange):
         return self.request_snapshot(after=step)
 
     def serve(self) -> None:
-        """As in the base class; it may be called between two steps, and while this rank waits for a
-        result, before which its state doesn't change."""
+        """Send this rank's snapshot to the ranks that requested it. It may be called between two
+        steps, and while this rank waits for a result, before which its state doesn't change."""
         if self.relay.state_requested():
             self.relay.send_state(self._snapshot().in_bytes(self.relay.rank))
 
