@@ -39,7 +39,7 @@ def train(
     sgd = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.StepLR(sgd, 1, gamma=0.5)
     run = attach(
-        model, sgd, sync=sync, data=data, batch=BATCH, state=[scheduler], resume=resume,
+        model, sgd, plan=sync, data=data, batch=BATCH, state=[scheduler], resume=resume,
         timeout=TIMEOUT,
     )  # fmt: skip
     load(run)
@@ -178,7 +178,7 @@ def test_a_wrong_state_is_refused_on_all_ranks(case: str, in_one_crew: InOneCrew
         def keep(run: Run) -> None:
             if run.step == AT:
                 torch.save(run.state_dict(), folder / f"{rank}.pt")
-                run.average([torch.zeros(1)])  # a barrier
+                run.all_reduce_mean([torch.zeros(1)])  # a barrier
                 states.append(torch.load(folder / "0.pt", weights_only=True))
 
         train(rank, "ring+powersgd(rank=2)", after_step=keep)
