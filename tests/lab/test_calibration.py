@@ -14,10 +14,12 @@ from thalweg.engine.engine import Engine
 from thalweg.facts import (
     Cluster,
     Rate,
+    Size,
+    Workload,
     format_cluster,
-    format_machine,
+    format_situation,
     parse_cluster,
-    parse_machine,
+    parse_situation,
 )
 from thalweg.lab import Lab
 from thalweg.launch.worker_process import SendMessage
@@ -42,13 +44,15 @@ def test_a_calibration_predicts_what_it_has_not_tried(name: str) -> None:
     nics[SLOW] = "50mbit"
     real = Cluster.regular([8], nic=nics)
 
+    workload = Workload.of_size(Size.parse("1MB"))
+
     def work(rank: int, report: SendMessage) -> dict[str, Any]:
         world = World.join(TIMEOUT)
         abort_flag = world.abort_flag()
         engine = Engine(world.transport(), abort_flag, TIMEOUT)
         clock = RoundCounter()
         start = monotonic()
-        found = calibrate(world, abort_flag, engine, real, clock=clock)
+        found = calibrate(world, abort_flag, engine, real, workload, clock=clock)
         took = monotonic() - start
         collectives = Collectives(Group.everybody(found.surveyed), engine, clock)
         part = collectives.program(untried(found.surveyed))
@@ -63,17 +67,17 @@ def test_a_calibration_predicts_what_it_has_not_tried(name: str) -> None:
         engine.close()
         return {
             "surveyed": format_cluster(found.surveyed),
-            "cluster": format_cluster(found.cluster),
-            "machine": format_machine(found.machine),
+            "situation": format_situation(found.situation),
             "measured": float(np.median(slowest)),
             "took": took,
         }
 
     with Lab.of(real, name=name) as lab:
         results = lab.run(work, process_group=False)
-    for key in ("surveyed", "cluster", "machine"):
+    for key in ("surveyed", "situation"):
         assert all(result[key] == results[0][key] for result in results)
-    found, machine = parse_cluster(results[0]["cluster"]), parse_machine(results[0]["machine"])
+    situation = parse_situation(results[0]["situation"])
+    found, machine = situation.cluster, situation.machine
     for rank, host in enumerate(found.hosts):
         wanted = Rate.parse(nics[rank]).bits_per_second
         for way in (host.nic.out, host.nic.into):

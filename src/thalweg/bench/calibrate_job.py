@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 
 import torch
@@ -18,17 +18,7 @@ import torch
 from thalweg.bench.run_everywhere import Deployment, Report, Result, run_everywhere
 from thalweg.bench.simulated_compute import ComputeSleeper, SimulatedCompute
 from thalweg.engine.engine import Engine
-from thalweg.facts import (
-    Cluster,
-    Machine,
-    Workload,
-    format_cluster,
-    format_machine,
-    format_workload,
-    parse_cluster,
-    parse_machine,
-    parse_workload,
-)
+from thalweg.facts import Cluster, Situation, format_situation, parse_situation
 from thalweg.members.world import World
 from thalweg.plan import Choice
 from thalweg.probing.calibration import calibrate
@@ -48,32 +38,20 @@ number (0: unknown)."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobCalibration:
-    """The facts that predictions need; hosts straggle as they did during the calibration."""
+    """A calibrated situation, whose hosts straggle as they did during the calibration."""
 
-    cluster: Cluster
-    machine: Machine
-    workload: Workload
+    situation: Situation
     spread: float  # relative standard deviation of a step's compute time
     seconds: float  # duration of the calibration
 
     def packed(self) -> Result:
         """The fields as JSON can represent them."""
-        return {
-            "cluster": format_cluster(self.cluster),
-            "machine": format_machine(self.machine),
-            "workload": format_workload(self.workload),
-            "spread": self.spread,
-            "seconds": self.seconds,
-        }
+        texts = format_situation(self.situation)
+        return {"situation": texts, "spread": self.spread, "seconds": self.seconds}
 
     @classmethod
     def unpacked(cls, fields: Result) -> JobCalibration:
-        parsed = {
-            "cluster": parse_cluster(fields["cluster"]),
-            "machine": parse_machine(fields["machine"]),
-            "workload": parse_workload(fields["workload"]),
-        }
-        return cls(**{**fields, **parsed})
+        return cls(**{**fields, "situation": parse_situation(fields["situation"])})
 
 
 def calibrate_at(
@@ -109,26 +87,25 @@ def calibrate_job(
     abort_flag = world.abort_flag()
     engine = Engine(world.transport(), abort_flag, CALIBRATION_SLACK_SECONDS)
     try:
-        network = calibrate(
+        measured = calibrate(
             world,
             abort_flag,
             engine,
             declared,
-            tensors=describe(name_of(job), job.model()).tensors,
+            describe(name_of(job), job.model()),
             codecs=codecs,
             native=True,
             progress=progress,
-        )
+        ).situation
         world.leave(CALIBRATION_SLACK_SECONDS, abort_flag)
     finally:
         engine.close()
     progress("steps", 0, steps)
     profiled = profile_job(job, steps, injection=injection)
     progress("steps", steps, steps)
+    cluster = profiled.with_straggler_delays(measured.cluster)
     return JobCalibration(
-        cluster=profiled.with_straggler_delays(network.cluster),
-        machine=network.machine,
-        workload=profiled.workload,
+        situation=replace(measured, cluster=cluster, workload=profiled.workload),
         spread=profiled.spread,
         seconds=monotonic() - start,
     )

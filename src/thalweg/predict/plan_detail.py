@@ -11,7 +11,8 @@ from itertools import groupby
 
 from thalweg.declarations import listed
 from thalweg.errors import PlanError
-from thalweg.facts import Link, Size
+from thalweg.facts import Link, Situation, Size
+from thalweg.plan import Plan
 from thalweg.predict.closed_form.exchange import synchronisation_seconds
 from thalweg.predict.estimate import Estimate
 from thalweg.predict.flow_simulator import simulate
@@ -56,8 +57,9 @@ class PlanDetail:
     alone: IsolatedExchange | None = None
 
 
-def plan_detail(given: PredictionInput) -> PlanDetail:
+def plan_detail(plan: Plan | str, situation: Situation) -> PlanDetail:
     """The estimate of `predict` with its details."""
+    given = PredictionInput(plan, situation)
     estimate, form, shares = given.estimate(), None, None
     if given.group.size > 1:
         with suppress(PlanError):  # of plans that wait for a quorum, or for nobody

@@ -1,4 +1,4 @@
-"""`predict()`: the step time of a plan, on a cluster, for a workload.
+"""`predict()`: the step time of a plan in a situation.
 
 A few steps are simulated, bucket by bucket, on the cluster's links (`step_simulator.py`): of a plan
 with changing groups a whole period, or its first steps. Straggler delays come on top: the expected
@@ -19,7 +19,7 @@ import numpy as np
 
 from thalweg.catalog import Catalog, default_catalog, parse_plan
 from thalweg.errors import PlanError
-from thalweg.facts import Cluster, Machine, TransportCosts, Workload
+from thalweg.facts import Situation, TransportCosts
 from thalweg.plan import Plan
 from thalweg.predict import straggler_recurrence as stragglers
 from thalweg.predict.closed_form.step import closed_form_breakdown
@@ -52,41 +52,27 @@ WAITING_ERROR_FRACTION = 0.15  # of the straggler wait
 ASSUMED_ERROR_FRACTION = 0.20  # of communication and codecs, if an input is assumed
 ASYNC_ERROR_FACTOR = 1.5  # of plans that don't wait for all workers
 BY_SIMULATION, BY_CLOSED_FORM = "replay", "closed form"
-FREE_MACHINE = Machine(assumed=("per-message overhead: 0 (not measured)",))
 
 
 def predict(
     plan: Plan | str,
-    cluster: Cluster,
-    workload: Workload,
-    machine: Machine | None = None,
+    situation: Situation,
     *,
-    declared: Cluster | None = None,
     catalog: Catalog | None = None,
     by_form: bool = False,
 ) -> Estimate:
     """The predicted step time, with its 80 % interval and its breakdown.
 
-    machine   the costs of messages, bytes and codecs; 0 if None
-    declared  the cluster that the run lays its schedules out for, if that isn't the measured one
     by_form   use the closed form, however small the cluster; PlanError if the plan has none
     """
-    given = PredictionInput(plan, cluster, workload, machine, declared=declared, catalog=catalog)
-    return given.estimate(by_form)
+    return PredictionInput(plan, situation, catalog).estimate(by_form)
 
 
 class PredictionInput:
     """A plan, and all that its step time depends on, from the arguments of `predict`."""
 
     def __init__(
-        self,
-        plan: Plan | str,
-        cluster: Cluster,
-        workload: Workload,
-        machine: Machine | None = None,
-        *,
-        declared: Cluster | None = None,
-        catalog: Catalog | None = None,
+        self, plan: Plan | str, situation: Situation, catalog: Catalog | None = None
     ) -> None:
         self.catalog = catalog or default_catalog()
         self.plan = parse_plan(plan, self.catalog) if isinstance(plan, str) else plan
@@ -94,10 +80,10 @@ class PredictionInput:
             raise PlanError(
                 "auto has no step time before it has chosen", "name a plan, or use advise"
             )
-        self.group = Group.everybody(declared or cluster)
-        self.cluster = cluster
-        self.workload = travelling(self.plan, workload)
-        self.machine = machine or FREE_MACHINE
+        self.group = Group.everybody(situation.laid_out_for)
+        self.cluster = situation.cluster
+        self.workload = travelling(self.plan, situation.workload)
+        self.machine = situation.machine
 
     @property
     def transport_costs(self) -> TransportCosts:
@@ -145,8 +131,7 @@ class PredictionInput:
         if waits_for_nobody(self.plan, self.catalog):
             deviation *= ASYNC_ERROR_FACTOR
         return Estimate(
-            sync=str(self.plan),
-            workers=self.group.size,
+            plan=self.plan,
             parts=parts,
             low=max(0.0, parts.seconds - DEVIATIONS_OF_80_PERCENT * deviation),
             high=parts.seconds + DEVIATIONS_OF_80_PERCENT * deviation,

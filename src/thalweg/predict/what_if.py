@@ -1,4 +1,4 @@
-"""What-if variants of a job: another network, other workers, faster compute, other stragglers."""
+"""What-if variants of a situation: another network, other workers, faster compute, stragglers."""
 
 from __future__ import annotations
 
@@ -7,21 +7,40 @@ from dataclasses import dataclass, fields, replace
 from math import isfinite
 
 from thalweg.errors import UsageError
-from thalweg.facts import Cluster, Costs, Duplex, Duration, Host, Rate, StragglerDelay, Workload
+from thalweg.facts import (
+    Cluster,
+    Costs,
+    Duplex,
+    Duration,
+    Host,
+    Rate,
+    Situation,
+    StragglerDelay,
+    Workload,
+)
 from thalweg.facts.cluster import MAX_WORKERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
-    """The changes to a job. `bandwidth` is that of the slowest NIC, and scales all other links;
-    `compute` is the compute speed relative to now."""
+    """The changes to a situation. `bandwidth` is that of the slowest NIC, and scales all other
+    links; `compute` is the compute speed relative to now."""
 
     bandwidth: Rate | None = None
     workers: int | None = None
     compute: float = 1.0
     late: StragglerDelay | None = None
 
-    def cluster(self, cluster: Cluster) -> Cluster:
+    def applied_to(self, situation: Situation) -> Situation:
+        declared = situation.declared
+        return replace(
+            situation,
+            cluster=self._cluster(situation.cluster),
+            workload=self._workload(situation.workload),
+            declared=None if declared is None else self._cluster(declared),
+        )
+
+    def _cluster(self, cluster: Cluster) -> Cluster:
         if self.workers is not None:
             cluster = with_workers(cluster, self.workers)
         if self.bandwidth is not None:
@@ -30,7 +49,7 @@ class WhatIf:
             cluster = _with_hosts(cluster, lambda host: replace(host, late=late))
         return cluster
 
-    def workload(self, workload: Workload) -> Workload:
+    def _workload(self, workload: Workload) -> Workload:
         if not isfinite(self.compute) or self.compute <= 0:
             raise UsageError(
                 f"compute can't be {self.compute:g} times as fast", "give a number above 0"

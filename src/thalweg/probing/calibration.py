@@ -24,8 +24,8 @@ from thalweg.errors import NotFitted, RunError
 from thalweg.facts import (
     Cluster,
     CodecCost,
-    Machine,
-    Tensor,
+    Situation,
+    Workload,
     format_cluster,
     format_machine,
     parse_cluster,
@@ -77,11 +77,10 @@ Run = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationResult:
-    """The result of a calibration. `cluster` has the latency of messages in use; `surveyed` is the
-    cluster for which the trials' schedules were compiled."""
+    """The result of a calibration. The situation's cluster has the latency of messages in use;
+    `surveyed` is the cluster for which the trials' schedules were compiled."""
 
-    cluster: Cluster
-    machine: Machine
+    situation: Situation
     surveyed: Cluster
     trials: tuple[NetworkTrial, ...]
 
@@ -91,20 +90,20 @@ def calibrate(
     abort_flag: AbortFlag,
     engine: Engine,
     declared: Cluster | None,
+    workload: Workload,
     *,
-    tensors: Sequence[Tensor] = (),
     codecs: Sequence[Choice] = (),
     native: bool = False,
     name: str = "calibration",
     clock: RoundCounter | None = None,
     progress: Progress = lambda what, done, total: None,
 ) -> CalibrationResult:
-    """Measure cluster and machine; all ranks call this together and get the same result.
+    """Measure the situation of a workload; all ranks call this together and get the same result.
 
     Nothing else may be sent meanwhile.
 
     declared   the cluster whose racks are kept; if it is None, a whole probe finds them
-    codecs     compressors to time on such `tensors`
+    codecs     compressors to time on the workload's tensors
     native     time the backend's own all-reduce too, where Gloo connects
     name       a namespace of the store that nothing else uses: another one each time
     clock      numbers the rounds, on an engine that trains
@@ -121,11 +120,11 @@ def calibrate(
         collectives,
         surveyed,
         native=native,
-        typical=min(Settings().bucket.nbytes, sum(tensor.nbytes for tensor in tensors)) or None,
+        typical=min(Settings().bucket.nbytes, workload.nbytes),
         progress=lambda done, total: progress("trials", done, total),
     )
     progress("compressors", 0, len(codecs))
-    costs = measure_codecs(collectives, codecs, tensors)
+    costs = measure_codecs(collectives, codecs, workload.tensors)
     progress("compressors", len(codecs), len(codecs))
     if world.rank == PROBE_LEADER_RANK:  # so that all ranks have the same, to the last bit
         namespace.put(FITTED_KEY, json.dumps(_fitted(surveyed, trials, costs)))
@@ -138,12 +137,13 @@ def calibrate(
     found = json.loads(text)
     if "problem" in found:
         raise NotFitted(found["problem"], "measure again, when less else runs there")
-    return CalibrationResult(
+    situation = Situation(
         cluster=parse_cluster(found["cluster"]),
         machine=parse_machine(found["machine"]),
-        surveyed=surveyed,
-        trials=tuple(trials),
+        workload=workload,
+        declared=declared,
     )
+    return CalibrationResult(situation=situation, surveyed=surveyed, trials=tuple(trials))
 
 
 def _fitted(

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from thalweg.catalog import default_catalog
 from thalweg.declarations import Promise
-from thalweg.facts import Cluster, CodecCost, Costs, Machine, StragglerDelay, Workload
+from thalweg.facts import CodecCost, Costs, Situation, StragglerDelay, Workload
 from thalweg.launch.launcher_variables import ONE_RACK_ASSUMPTION
 from thalweg.plan import Plan
 from thalweg.predict.candidates import candidates
@@ -23,18 +23,9 @@ NO_COMPUTE_ASSUMPTION = "computing takes no time"
 log = logging.getLogger("thalweg")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSituation:
-    """The situation of a run. `native`: the backend was tried, and can be relied on."""
-
-    cluster: Cluster
-    machine: Machine
-    workload: Workload
-    native: bool = True
-
-
 class RunCalibrator:
-    """The calibration of one run. Compressors are timed once, and only if they are allowed."""
+    """The calibration of one run. Compressors are timed once, and only if they are allowed.
+    `native`: the backend hasn't failed to connect, after which it isn't tried again."""
 
     def __init__(self, session: RankSession, allow: Promise) -> None:
         self._session = session
@@ -45,8 +36,7 @@ class RunCalibrator:
         self._profile: Profile | None = None
         self._profiled: ProfileResult | None = None
         self._calibrations = 0
-        # After a failed connection Gloo isn't tried again.
-        self._native = not session.world.security.encrypted
+        self.native = not session.world.security.encrypted
 
     def start_profile(self) -> None:
         """Profile the compute time of steps from this one to the next calibration."""
@@ -58,7 +48,7 @@ class RunCalibrator:
             self._profile.close()
             self._profile = None
 
-    def calibrate(self) -> RunSituation:
+    def calibrate(self) -> Situation:
         """Measure at a safe point of all ranks; the result is equal on all of them."""
         session = self._session
         if self._profile is not None:
@@ -74,25 +64,24 @@ class RunCalibrator:
             session.abort_flag,
             session.engine,
             session.group.cluster,
-            tensors=self._profiled.workload.tensors,
+            self._profiled.workload,
             codecs=() if self._costs else self._codecs,
-            native=self._native,
+            native=self.native,
             name=f"calibration/{number}",
             clock=session.clock,
         )
-        self._costs = {**self._costs, **found.machine.codecs}
-        self._native = any(trial.kind == "native" for trial in found.trials)
-        optimizer = type(session.optimizer).__name__.lower()
-        workload = replace(self._profiled.workload, trained_with=optimizer)
-        assumed = found.machine.assumed
+        measured, workload = found.situation, self._profiled.workload
+        self._costs = {**self._costs, **measured.machine.codecs}
+        self.native = any(trial.kind == "native" for trial in found.trials)
+        assumed = measured.machine.assumed
         if workload.costs == Costs():
             assumed = (*assumed, NO_COMPUTE_ASSUMPTION)
-        cluster = self._profiled.with_straggler_delays(found.cluster)
-        return RunSituation(
+        cluster = self._profiled.with_straggler_delays(measured.cluster)
+        return replace(
+            measured,
             cluster=replace(cluster, assumed=(ONE_RACK_ASSUMPTION,) if one_rack else ()),
-            machine=replace(found.machine, codecs=self._costs, assumed=assumed),
-            workload=workload,
-            native=self._native,
+            machine=replace(measured.machine, codecs=self._costs, assumed=assumed),
+            workload=replace(workload, trained_with=type(session.optimizer).__name__.lower()),
         )
 
     def _merged(self, profile: Profile) -> ProfileResult:
