@@ -12,7 +12,7 @@ from thalweg.errors import UsageError
 from thalweg.facts import Costs, Duration, Rate, StragglerDelay, Tensor
 from thalweg.predict.advisor import crossovers
 from thalweg.predict.estimate import Advice
-from thalweg.predict.what_if import WhatIf, scaled, slowest_nic, with_workers
+from thalweg.predict.what_if import scaled, slowest_nic, suppose, with_workers
 
 RACKS = Cluster.regular([4, 4], nic="200mbit", uplink="50mbit", latency=Duration(1e-4))
 SMALL = Cluster.regular([2, 2], nic="200mbit", uplink="50mbit", latency=Duration(1e-4))
@@ -86,7 +86,7 @@ def test_codes_are_left_out_without_data_and_it_is_said() -> None:
 def test_late_workers_are_worth_a_code() -> None:
     delay = StragglerDelay(probability=0.05, delay=Duration(5.0))
     punctual = situation(Cluster.regular([6], nic="1gbit"), job("100KB"))
-    best = advise(WhatIf(late=delay).applied_to(punctual)).best
+    best = advise(suppose(punctual, late=delay)).best
     assert best.plan.redundancy is not None
 
 
@@ -115,7 +115,7 @@ def test_a_sweep_goes_down_with_faster_links() -> None:
 
 
 def test_what_if_the_links_were_faster() -> None:
-    faster = WhatIf(bandwidth=Rate.parse("1gbit")).applied_to(situation(RACKS)).cluster
+    faster = suppose(situation(RACKS), bandwidth=Rate.parse("1gbit")).cluster
     assert slowest_nic(faster) == pytest.approx(1e9)
     [uplink] = {rack.uplink for rack in faster.racks}
     assert uplink is not None
@@ -132,13 +132,13 @@ def test_what_if_there_were_more_workers() -> None:
 
 def test_what_if_computing_were_faster() -> None:
     slow = situation(workload=job(compute=0.3))
-    faster = WhatIf(compute=2.0).applied_to(slow).workload
+    faster = suppose(slow, compute=2.0).workload
     assert faster.costs.backward.seconds == pytest.approx(0.1)
 
 
 def test_what_is_supposed_holds_for_the_declared_cluster_too() -> None:
     declared = replace(situation(), declared=RACKS)
-    supposed = WhatIf(workers=3).applied_to(declared)
+    supposed = suppose(declared, workers=3)
     assert (supposed.cluster.workers, supposed.laid_out_for.workers) == (3, 3)
 
 
@@ -151,4 +151,4 @@ def test_impossible_workers(workers: int) -> None:
 @pytest.mark.parametrize("times", [0.0, -1.0, float("nan")])
 def test_impossible_computing(times: float) -> None:
     with pytest.raises(UsageError, match="times as fast"):
-        WhatIf(compute=times).applied_to(situation())
+        suppose(situation(), compute=times)

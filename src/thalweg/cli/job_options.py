@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from thalweg.cli.options import ClusterOptions, ModelOption, option
 from thalweg.declarations import listed, nearest
@@ -27,7 +27,7 @@ from thalweg.facts import (
     read_machine,
     read_workload,
 )
-from thalweg.predict import WhatIf
+from thalweg.predict import suppose
 from thalweg.predict.assumptions import (
     ASSUMED_STEPS,
     GPUS,
@@ -110,7 +110,8 @@ class WhatIfOptions:
     ] = None
     delay: Annotated[str | None, option("and were delayed by this duration.", "DURATION")] = None
 
-    def what_if(self) -> WhatIf:
+    def changes(self) -> dict[str, Any]:
+        """The arguments of `suppose`."""
         if (self.late is None) != (self.delay is None):
             raise UsageError(
                 "--late says how often and --delay by how much", "give both: --late 0.05 --delay 2s"
@@ -122,20 +123,32 @@ class WhatIfOptions:
             delay = StragglerDelay(probability=self.late, delay=Duration.parse(self.delay))
         if self.members is not None and self.members < 1:
             raise UsageError(f"{self.members} workers train nothing", "give --members 1 or more")
-        return WhatIf(
-            bandwidth=None if self.bandwidth is None else Rate.parse(self.bandwidth),
-            workers=self.members,
-            compute=self.faster,
-            late=delay,
-        )
+        return {
+            "bandwidth": None if self.bandwidth is None else Rate.parse(self.bandwidth),
+            "workers": self.members,
+            "compute": self.faster,
+            "late": delay,
+        }
+
+    def settings(self) -> dict[str, Any]:
+        """The changes in JSON."""
+        values = {
+            "bandwidth": self.bandwidth and str(Rate.parse(self.bandwidth)),
+            "members": self.members,
+            "faster": None if self.faster == 1 else self.faster,
+            "late": self.late,
+            "delay": self.delay and str(Duration.parse(self.delay)),
+        }
+        return {name: value for name, value in values.items() if value is not None}
 
 
 def situation_of(asked: JobOptions, supposed: WhatIfOptions) -> Situation:
-    what_if, cluster = supposed.what_if(), asked.place()
+    changes, cluster = supposed.changes(), asked.place()
     machine = _machine(asked.cluster, asked.machine)
     workload, assumed = _workload(asked.model, asked.gpu, asked.batch)
     machine = replace(machine, assumed=(*machine.assumed, *assumed))
-    situation = what_if.applied_to(Situation(cluster=cluster, workload=workload, machine=machine))
+    situation = Situation(cluster=cluster, workload=workload, machine=machine)
+    situation = suppose(situation, **changes)
     if supposed.measured_only and situation.assumed:
         raise UsageError(
             f"not measured: {'; '.join(situation.assumed)}",
@@ -146,17 +159,8 @@ def situation_of(asked: JobOptions, supposed: WhatIfOptions) -> Situation:
 
 def job_settings(situation: Situation, supposed: WhatIfOptions) -> dict[str, object]:
     """The job in JSON, with whatever was supposed."""
-    asked = supposed.what_if()
-    values = {
-        "bandwidth": asked.bandwidth and str(asked.bandwidth),
-        "members": asked.workers,
-        "faster": None if asked.compute == 1 else asked.compute,
-        "late": asked.late and asked.late.probability,
-        "delay": asked.late and str(asked.late.delay),
-    }
-    what_if = {name: value for name, value in values.items() if value is not None}
     workload = situation.workload
-    return {"model": workload.name, "bytes": workload.nbytes, "what_if": what_if}
+    return {"model": workload.name, "bytes": workload.nbytes, "what_if": supposed.settings()}
 
 
 def job_title(situation: Situation) -> str:

@@ -5,7 +5,7 @@ from thalweg.predict.closed_form.exchange import synchronisation_seconds
 from thalweg.predict.closed_form.symbols import Cost, Symbols
 from thalweg.predict.estimate import Advice, Breakdown, Estimate, Outcome, RankedPlan
 from thalweg.predict.predictor import predict
-from thalweg.predict.what_if import WhatIf
+from thalweg.predict.what_if import suppose
 
 __all__ = [
     "Advice",
@@ -15,8 +15,8 @@ __all__ = [
     "Outcome",
     "RankedPlan",
     "Symbols",
-    "WhatIf",
     "advise",
     "predict",
+    "suppose",
     "synchronisation_seconds",
 ]

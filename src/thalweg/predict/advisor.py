@@ -16,7 +16,7 @@ from functools import cached_property
 from itertools import pairwise
 from math import exp, log
 
-from thalweg.catalog import Catalog, default_catalog
+from thalweg.catalog import default_catalog
 from thalweg.declarations import Promise
 from thalweg.errors import PlanError
 from thalweg.facts import Situation, about
@@ -55,7 +55,6 @@ def advise(
     has_data: bool = True,
     refuse: Callable[[Plan], None] = lambda plan: None,
     sweep: bool = False,
-    catalog: Catalog | None = None,
     progress: Progress = no_progress,
 ) -> Advice:
     """The ranking of all candidate plans, best first.
@@ -74,7 +73,6 @@ def advise(
         has_data=has_data,
         refuse=refuse,
         extra=ExtraSteps(optimizer=used.lower(), given=extra_steps or {}),
-        catalog=catalog or default_catalog(),
         progress=progress,
     )
     plans, unfit = advisor.candidates(allow)
@@ -106,20 +104,21 @@ class _Advisor:
     has_data: bool
     refuse: Callable[[Plan], None]
     extra: ExtraSteps
-    catalog: Catalog
     progress: Progress
     left_out: dict[str, str] = field(default_factory=dict)
 
     def candidates(self, allow: Promise) -> tuple[list[Plan], dict[str, str]]:
         group = Group.everybody(self.situation.laid_out_for)
-        return candidates(group, allow, self.catalog, has_data=self.has_data, refuse=self.refuse)
+        return candidates(
+            group, allow, default_catalog(), has_data=self.has_data, refuse=self.refuse
+        )
 
     def predicted(self, plan: Plan, *, by_form: bool = False) -> Estimate:
-        return predict(plan, self.situation, catalog=self.catalog, by_form=by_form)
+        return predict(plan, self.situation, by_form=by_form)
 
     @cached_property
     def ddp(self) -> Estimate:
-        return self.predicted(self.catalog.plan(BASELINE_PLAN))
+        return self.predicted(default_catalog().plan(BASELINE_PLAN))
 
     def ranked(self, plans: Sequence[Plan]) -> list[RankedPlan]:
         large = self.situation.cluster.workers > MAX_WORKERS_ALL_SIMULATED
@@ -131,7 +130,9 @@ class _Advisor:
         found.sort(key=_order)
         best, others = found[:REBUCKETED_PLAN_COUNT], found[REBUCKETED_PLAN_COUNT:]
         for one in [*best, *(one for one in others if str(one.plan) == BASELINE_PLAN)]:
-            for smaller in with_smaller_buckets(one.plan, self.situation.workload, self.catalog):
+            for smaller in with_smaller_buckets(
+                one.plan, self.situation.workload, default_catalog()
+            ):
                 found += self._simulated(smaller)
         return sorted(_best_buckets(found), key=_order)
 
@@ -141,7 +142,7 @@ class _Advisor:
             plans = [
                 plan
                 for plan in self.candidates(promise)[0]
-                if self.catalog.guarantee(plan).promise is promise
+                if default_catalog().guarantee(plan).promise is promise
                 and self.extra.is_reliable(promise, self.extra.of(plan, promise))
             ]
             for best in self.ranked(plans)[:1]:
@@ -150,7 +151,7 @@ class _Advisor:
         return None
 
     def _ranked_plan(self, estimate: Estimate) -> RankedPlan:
-        guarantee = self.catalog.guarantee(estimate.plan)
+        guarantee = default_catalog().guarantee(estimate.plan)
         more = self.extra.of(estimate.plan, guarantee.promise)
         reliable = self.extra.is_reliable(guarantee.promise, more)
         why = _why(estimate, self.ddp)

@@ -67,8 +67,8 @@ def plan_detail(plan: Plan | str, situation: Situation) -> PlanDetail:
     no_rounds = is_compensated(given.plan) or given.plan.cadence.staleness is not None
     if given.group.size == 1 or given.is_large or no_rounds:
         return PlanDetail(estimate=estimate, form=form)
-    if is_relayed(given.plan, given.catalog):
-        allocation = allocation_of(given.plan, given.group, given.catalog)
+    if is_relayed(given.plan):
+        allocation = allocation_of(given.plan, given.group)
         shares = loads(allocation, given.group.ranks)
     chains = given.chains()
     rank, passages = _slowest(given.simulated(chains, shares))
@@ -106,7 +106,7 @@ def _busy(given: PredictionInput, cycle: int, seconds: float) -> list[BusyLink]:
     """The links by utilization, averaged over the steps of a period or its first steps."""
     steps, total = min(cycle, MAX_SIMULATED_STEPS), Counter[Link]()
     for step in range(steps):
-        for round_ in compile_rounds(given.plan, given.group, given.workload, step, given.catalog):
+        for round_ in compile_rounds(given.plan, given.group, given.workload, step):
             total.update(traffic(round_.schedule, given.cluster).links)
     rates = given.cluster.rates()
     found = [
@@ -130,7 +130,7 @@ def _alone(given: PredictionInput) -> IsolatedExchange | None:
     limit = Size(workload.nbytes + 1)
     plan = replace(given.plan, settings=replace(given.plan.settings, bucket=limit))
     step = given.plan.cadence.every - 1
-    rounds = compile_rounds(plan, given.group, workload, step, given.catalog)
+    rounds = compile_rounds(plan, given.group, workload, step)
     if not rounds:
         return None
     seconds, names = 0.0, list[str]()
@@ -141,7 +141,7 @@ def _alone(given: PredictionInput) -> IsolatedExchange | None:
             max(simulate(schedule, given.cluster, given.transport_costs).values())
             for schedule in concurrent
         )
-    form = synchronisation_seconds(plan, given.group, workload, given.catalog)
+    form = synchronisation_seconds(plan, given.group, workload)
     return IsolatedExchange(
         what=listed(dict.fromkeys(names)), nbytes=workload.nbytes, seconds=seconds, form=form
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from math import isfinite
 
 from thalweg.errors import UsageError
@@ -21,52 +21,49 @@ from thalweg.facts import (
 from thalweg.facts.cluster import MAX_WORKERS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WhatIf:
-    """The changes to a situation. `bandwidth` is that of the slowest NIC, and scales all other
-    links; `compute` is the compute speed relative to now."""
+def suppose(
+    situation: Situation,
+    *,
+    bandwidth: Rate | None = None,
+    workers: int | None = None,
+    compute: float = 1.0,
+    late: StragglerDelay | None = None,
+) -> Situation:
+    """The situation with some facts changed. `bandwidth` is that of the slowest NIC, and scales all
+    other links; `compute` is the compute speed relative to now."""
 
-    bandwidth: Rate | None = None
-    workers: int | None = None
-    compute: float = 1.0
-    late: StragglerDelay | None = None
+    def changed(cluster: Cluster) -> Cluster:
+        if workers is not None:
+            cluster = with_workers(cluster, workers)
+        if bandwidth is not None:
+            cluster = scaled(cluster, bandwidth.bits_per_second / slowest_nic(cluster))
+        return cluster if late is None else _with_hosts(cluster, lambda h: replace(h, late=late))
 
-    def applied_to(self, situation: Situation) -> Situation:
-        declared = situation.declared
-        return replace(
-            situation,
-            cluster=self._cluster(situation.cluster),
-            workload=self._workload(situation.workload),
-            declared=None if declared is None else self._cluster(declared),
-        )
+    return replace(
+        situation,
+        cluster=changed(situation.cluster),
+        workload=_with_speed(situation.workload, compute),
+        declared=None if situation.declared is None else changed(situation.declared),
+    )
 
-    def _cluster(self, cluster: Cluster) -> Cluster:
-        if self.workers is not None:
-            cluster = with_workers(cluster, self.workers)
-        if self.bandwidth is not None:
-            cluster = scaled(cluster, self.bandwidth.bits_per_second / slowest_nic(cluster))
-        if (late := self.late) is not None:
-            cluster = _with_hosts(cluster, lambda host: replace(host, late=late))
-        return cluster
 
-    def _workload(self, workload: Workload) -> Workload:
-        if not isfinite(self.compute) or self.compute <= 0:
-            raise UsageError(
-                f"compute can't be {self.compute:g} times as fast", "give a number above 0"
-            )
-        if self.compute == 1:
-            return workload
+def _with_speed(workload: Workload, speed: float) -> Workload:
+    """The workload, computed this many times as fast."""
+    if not isfinite(speed) or speed <= 0:
+        raise UsageError(f"compute can't be {speed:g} times as fast", "give a number above 0")
+    if speed == 1:
+        return workload
 
-        def faster(duration: Duration) -> Duration:
-            return Duration(duration.seconds / self.compute)
+    def faster(duration: Duration) -> Duration:
+        return Duration(duration.seconds / speed)
 
-        costs = workload.costs
-        tensors = tuple(
-            replace(tensor, ready=None if tensor.ready is None else faster(tensor.ready))
-            for tensor in workload.tensors
-        )
-        less = Costs(**{each.name: faster(getattr(costs, each.name)) for each in fields(costs)})
-        return replace(workload, tensors=tensors, costs=less)
+    costs = workload.costs
+    tensors = tuple(
+        replace(tensor, ready=None if tensor.ready is None else faster(tensor.ready))
+        for tensor in workload.tensors
+    )
+    less = Costs(**{each.name: faster(getattr(costs, each.name)) for each in fields(costs)})
+    return replace(workload, tensors=tensors, costs=less)
 
 
 def slowest_nic(cluster: Cluster) -> float:

@@ -160,6 +160,7 @@ def _advised(sync: str, seconds: float) -> RankedPlan:
 
 
 def situation_of(calibrator: RunCalibrator) -> Situation:
+    calibrator.native = True
     workload = Workload.of_size(parse_plan("ring").settings.bucket)
     return Situation(cluster=Cluster.flat(SIZE), machine=Machine(), workload=workload)
 
