@@ -15,7 +15,13 @@ from time import monotonic
 
 import torch
 
-from thalweg.bench.run_everywhere import Deployment, Report, Result, run_everywhere
+from thalweg.bench.run_everywhere import (
+    Deployment,
+    NotedProgress,
+    Report,
+    Result,
+    run_everywhere,
+)
 from thalweg.bench.simulated_compute import ComputeSleeper, SimulatedCompute
 from thalweg.engine.engine import Engine
 from thalweg.facts import Cluster, Situation, format_situation, parse_situation
@@ -44,31 +50,30 @@ class JobCalibration:
     spread: float  # relative standard deviation of a step's compute time
     seconds: float  # duration of the calibration
 
-    def packed(self) -> Result:
-        """The fields as JSON can represent them."""
-        texts = format_situation(self.situation)
-        return {"situation": texts, "spread": self.spread, "seconds": self.seconds}
-
-    @classmethod
-    def unpacked(cls, fields: Result) -> JobCalibration:
-        return cls(**{**fields, "situation": parse_situation(fields["situation"])})
-
 
 def calibrate_at(
     deployment: Deployment,
     job: Job,
     declared: Cluster | None,
     codecs: Sequence[Choice],
-    progress: Progress,
+    progress: NotedProgress,
 ) -> JobCalibration | None:
     """The calibration of a deployment; None if this process is a launched rank other than 0."""
 
     def work(rank: int, report: Report) -> Result:
-        calibration = calibrate_job(job, declared, codecs, report)
-        return calibration.packed() if rank == 0 else {}
+        found = calibrate_job(job, declared, codecs, report)
+        rest = {"spread": found.spread, "seconds": found.seconds}
+        return {"texts": format_situation(found.situation), **rest} if rank == 0 else {}
 
-    packed = run_everywhere(deployment, work, progress, timeout=CALIBRATION_TIMEOUT_SECONDS)[0]
-    return JobCalibration.unpacked(packed) if packed else None
+    packed = run_everywhere(
+        deployment,
+        work,
+        lambda what, done, total: progress(done, total or done + 1, what),
+        timeout=CALIBRATION_TIMEOUT_SECONDS,
+    )[0]
+    if not packed:
+        return None
+    return JobCalibration(situation=parse_situation(packed.pop("texts")), **packed)
 
 
 def calibrate_job(

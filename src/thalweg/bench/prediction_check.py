@@ -16,15 +16,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from operator import attrgetter
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from thalweg.bench.calibrate_job import JobCalibration, calibrate_job
+from thalweg.bench.calibrate_job import calibrate_job
 from thalweg.bench.run_everywhere import Result
 from thalweg.bench.scenario import Scenario
 from thalweg.bench.simulated_compute import SimulatedCompute
 from thalweg.catalog import parse_plan
 from thalweg.declarations import Promise
-from thalweg.facts import Cluster, Duplex, Link, Rate, Situation
+from thalweg.facts import Cluster, Link, Rate, Situation, format_situation, parse_situation
 from thalweg.lab import Event
 from thalweg.launch.launcher_variables import find_cluster
 from thalweg.launch.supervisor import SendMessage
@@ -76,11 +76,11 @@ def _phases(scenario: Scenario, situation: Situation) -> Iterator[tuple[Cluster,
     for event in sorted(scenario.events, key=lambda event: event.at_step or 0):
         if not event.at_step:
             continue
-        yield with_rates(measured, rates), range(first, event.at_step + 1)
+        yield measured.with_rates(rates), range(first, event.at_step + 1)
         first = event.at_step + 1
         for link, rate in _declared_after(event, declared).items():
             rates[link] = Rate(ratios[link] * rate.bits_per_second)
-    yield with_rates(measured, rates), range(first, scenario.steps + 1)
+    yield measured.with_rates(rates), range(first, scenario.steps + 1)
 
 
 def _measured_rates(
@@ -119,11 +119,11 @@ def calibrate_scenario(scenario: Scenario, run_all: RunAll) -> Situation:
     def work(rank: int, report: SendMessage) -> Result:
         declared = find_cluster(scenario.cluster, scenario.cluster.workers, os.environ)
         calibration = calibrate_job(job, declared, codecs, steps=steps, injection=injection)
-        return calibration.packed() if rank == 0 else {}
+        return format_situation(calibration.situation) if rank == 0 else {}
 
     result = run_all(work, lambda rank, message: None, ()).results[0]
     assert result is not None
-    situation = JobCalibration.unpacked({**result}).situation
+    situation = parse_situation(result)
     sleeps = scenario.compute.step.seconds > 0  # which leaves the cores to codecs
     contention = 0.0 if sleeps else 1.0
     return replace(situation, machine=replace(situation.machine, contention=contention))
@@ -150,24 +150,6 @@ def _mean(estimates: Sequence[tuple[Estimate, int]]) -> Estimate:
     total = sum(steps for _, steps in estimates)
     parts = Breakdown(**{field.name: mean(f"parts.{field.name}") for field in fields(Breakdown)})
     return replace(estimates[0][0], parts=parts, low=mean("low"), high=mean("high"))
-
-
-def with_rates(cluster: Cluster, rates: dict[Link, Rate]) -> Cluster:
-    """A copy of the cluster with these link rates."""
-
-    def duplex(kind: Literal["nic", "uplink"], owner: str) -> Duplex | None:
-        out, into = Link(kind, owner, "out"), Link(kind, owner, "in")
-        return Duplex(rates[out], rates[into]) if out in rates else None
-
-    racks = tuple(
-        replace(
-            rack,
-            uplink=duplex("uplink", rack.name),
-            hosts=tuple(replace(h, nic=duplex("nic", h.name) or h.nic) for h in rack.hosts),
-        )
-        for rack in cluster.racks
-    )
-    return replace(cluster, racks=racks)
 
 
 def auto_plans(scenario: Scenario) -> list[str]:

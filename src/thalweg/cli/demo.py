@@ -136,13 +136,7 @@ def _advised(deployment: Deployment, job: Job, output: Output) -> Advice | None:
 
     try:
         with progress_bar("Calibrating") as bar:
-            calibration = calibrate_at(
-                deployment,
-                job,
-                deployment.declared,
-                (),
-                lambda what, done, total: bar.show(done, total or done + 1, what),
-            )
+            calibration = calibrate_at(deployment, job, deployment.declared, (), bar.show)
     except ThalwegError as error:
         output.print(f"No predictions: calibration failed: {error}")
         return None

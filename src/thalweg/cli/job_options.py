@@ -130,25 +130,14 @@ class WhatIfOptions:
             "late": delay,
         }
 
-    def settings(self) -> dict[str, Any]:
-        """The changes in JSON."""
-        values = {
-            "bandwidth": self.bandwidth and str(Rate.parse(self.bandwidth)),
-            "members": self.members,
-            "faster": None if self.faster == 1 else self.faster,
-            "late": self.late,
-            "delay": self.delay and str(Duration.parse(self.delay)),
-        }
-        return {name: value for name, value in values.items() if value is not None}
-
 
 def situation_of(asked: JobOptions, supposed: WhatIfOptions) -> Situation:
     changes, cluster = supposed.changes(), asked.place()
     machine = _machine(asked.cluster, asked.machine)
     workload, assumed = _workload(asked.model, asked.gpu, asked.batch)
     machine = replace(machine, assumed=(*machine.assumed, *assumed))
-    situation = Situation(cluster=cluster, workload=workload, machine=machine)
-    situation = suppose(situation, **changes)
+    now = Situation(cluster=cluster, workload=workload, machine=machine)
+    situation = suppose(now, **changes)
     if supposed.measured_only and situation.assumed:
         raise UsageError(
             f"not measured: {'; '.join(situation.assumed)}",
@@ -159,8 +148,16 @@ def situation_of(asked: JobOptions, supposed: WhatIfOptions) -> Situation:
 
 def job_settings(situation: Situation, supposed: WhatIfOptions) -> dict[str, object]:
     """The job in JSON, with whatever was supposed."""
+    values = {
+        "bandwidth": supposed.bandwidth and str(Rate.parse(supposed.bandwidth)),
+        "members": supposed.members,
+        "faster": None if supposed.faster == 1 else supposed.faster,
+        "late": supposed.late,
+        "delay": supposed.delay and str(Duration.parse(supposed.delay)),
+    }
+    what_if = {name: value for name, value in values.items() if value is not None}
     workload = situation.workload
-    return {"model": workload.name, "bytes": workload.nbytes, "what_if": supposed.settings()}
+    return {"model": workload.name, "bytes": workload.nbytes, "what_if": what_if}
 
 
 def job_title(situation: Situation) -> str:

@@ -128,13 +128,8 @@ def calibrate(
     codecs = [Choice.of(method.compressor.name, method.arguments) for method in methods]
     declared = None if cluster is None else read_cluster(cluster)
     with place.site(under_launcher=True) as deployment, progress_bar("Calibrating") as bar:
-        calibration = calibrate_at(
-            deployment,
-            job,
-            declared or deployment.cluster,
-            codecs,
-            lambda what, done, total: bar.show(done, total or done + 1, what),
-        )
+        known = declared or deployment.cluster
+        calibration = calibrate_at(deployment, job, known, codecs, bar.show)
     if calibration is None:
         return  # rank 0 reports
     situation, seconds = calibration.situation, calibration.seconds

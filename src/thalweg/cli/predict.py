@@ -17,7 +17,7 @@ from thalweg.cli.options import option, with_bundles
 from thalweg.cli.output import Output, progress_bar, working
 from thalweg.declarations import Promise, listed, nearest
 from thalweg.errors import UsageError
-from thalweg.facts import about
+from thalweg.facts import Situation, about
 from thalweg.predict import Advice, RankedPlan, advisor
 from thalweg.predict.estimate import Estimate
 from thalweg.predict.extra_steps import optimizer_named
@@ -220,17 +220,18 @@ def simulate(
         with working(f"Simulating {plan}"):
             detail = plan_detail(plan, situation)
         _print_detail(output, detail)
-        rows.append({**_detail_row(detail), "workers": situation.cluster.workers})
+        rows.append(_detail_row(detail, situation))
     assumed = list(dict.fromkeys(situation.assumed))
     if assumed:
         output.print("\nAssumed: " + "; ".join(assumed) + ".")
     output.write_json("simulate", {**job_settings(situation, supposed), "assumed": assumed}, rows)
 
 
-def _detail_row(detail: PlanDetail) -> dict[str, Any]:
+def _detail_row(detail: PlanDetail, situation: Situation) -> dict[str, Any]:
     estimate, alone = detail.estimate, detail.alone
     return {
         "sync": str(estimate.plan),
+        "workers": situation.cluster.workers,
         "seconds": estimate.seconds,
         "low": estimate.low,
         "high": estimate.high,

@@ -17,9 +17,9 @@ FREE_MACHINE = Machine(assumed=("per-message overhead: 0 (not measured)",))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """A workload on a cluster. `machine` has the costs of messages, bytes and codecs, which are 0
-    by default; `declared` is the cluster that the run lays its schedules out for, if that isn't the
-    measured one."""
+    """A workload on a cluster, and the costs of its machines: those of messages, bytes and codecs
+    are 0 by default. `declared` is the cluster that the run lays its schedules out for, if that
+    isn't the measured one."""
 
     cluster: Cluster
     workload: Workload

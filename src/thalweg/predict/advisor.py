@@ -42,10 +42,6 @@ SWEPT_RATE_FACTORS = tuple(2.0**power for power in range(-4, 6))
 Progress = Callable[[int, int], None]
 
 
-def no_progress(done: int, total: int) -> None:
-    pass
-
-
 def advise(
     situation: Situation,
     *,
@@ -55,7 +51,7 @@ def advise(
     has_data: bool = True,
     refuse: Callable[[Plan], None] = lambda plan: None,
     sweep: bool = False,
-    progress: Progress = no_progress,
+    progress: Progress = lambda done, total: None,
 ) -> Advice:
     """The ranking of all candidate plans, best first.
 

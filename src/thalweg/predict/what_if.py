@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import fields, replace
 from math import isfinite
 
@@ -10,7 +9,6 @@ from thalweg.errors import UsageError
 from thalweg.facts import (
     Cluster,
     Costs,
-    Duplex,
     Duration,
     Host,
     Rate,
@@ -37,7 +35,7 @@ def suppose(
             cluster = with_workers(cluster, workers)
         if bandwidth is not None:
             cluster = scaled(cluster, bandwidth.bits_per_second / slowest_nic(cluster))
-        return cluster if late is None else _with_hosts(cluster, lambda h: replace(h, late=late))
+        return cluster if late is None else cluster.with_hosts(lambda h: replace(h, late=late))
 
     return replace(
         situation,
@@ -73,18 +71,8 @@ def slowest_nic(cluster: Cluster) -> float:
 
 def scaled(cluster: Cluster, factor: float) -> Cluster:
     """The cluster with the rates of all links multiplied by a factor."""
-
-    def times(link: Duplex) -> Duplex:
-        out, into = link.out.bits_per_second, link.into.bits_per_second
-        return Duplex(Rate(out * factor), Rate(into * factor))
-
-    racks = tuple(
-        replace(rack, uplink=None if rack.uplink is None else times(rack.uplink))
-        for rack in cluster.racks
-    )
-    return _with_hosts(
-        replace(cluster, racks=racks), lambda host: replace(host, nic=times(host.nic))
-    )
+    rates = cluster.rates().items()
+    return cluster.with_rates({link: Rate(rate.bits_per_second * factor) for link, rate in rates})
 
 
 def with_workers(cluster: Cluster, workers: int) -> Cluster:
@@ -107,8 +95,3 @@ def with_workers(cluster: Cluster, workers: int) -> Cluster:
             first, left = first + here, left - here
         made.append(replace(rack, hosts=tuple(hosts)))
     return replace(cluster, racks=tuple(made))
-
-
-def _with_hosts(cluster: Cluster, change: Callable[[Host], Host]) -> Cluster:
-    racks = (replace(rack, hosts=tuple(map(change, rack.hosts))) for rack in cluster.racks)
-    return replace(cluster, racks=tuple(racks))

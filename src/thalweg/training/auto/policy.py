@@ -49,7 +49,7 @@ class CandidatePlan(Outcome):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanChoice(Outcome):
-    """A plan that runs from `step` on, with its predicted and measured step times."""
+    """The outcome of a plan that runs from `step` on; `measured` is None until it is known."""
 
     step: int
     reason: str
