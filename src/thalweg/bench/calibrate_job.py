@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from time import monotonic
@@ -27,7 +27,7 @@ from thalweg.engine.engine import Engine
 from thalweg.facts import Cluster, Situation, format_situation, parse_situation
 from thalweg.members.world import World
 from thalweg.plan import Choice
-from thalweg.probing.calibration import calibrate
+from thalweg.probing.calibration import Progress, calibrate
 from thalweg.training import Run, attach
 from thalweg.training.auto.profile import Profile, ProfileResult, merged
 from thalweg.workloads import Job
@@ -37,9 +37,6 @@ UNSYNCHRONIZED_PLAN = "local_sgd(every=1000000)"
 CALIBRATION_JOB_STEPS = 12
 CALIBRATION_SLACK_SECONDS = 60.0  # beyond the expected time
 CALIBRATION_TIMEOUT_SECONDS = 3600.0  # for the whole calibration
-Progress = Callable[[str, int, int], None]
-"""Called with the name of the measurement, the number of its parts that are done, and their total
-number (0: unknown)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
