@@ -16,9 +16,7 @@ from thalweg.facts import (
     Rate,
     Size,
     Workload,
-    format_cluster,
     format_situation,
-    parse_cluster,
     parse_situation,
 )
 from thalweg.lab import Lab
@@ -54,8 +52,8 @@ def test_a_calibration_predicts_what_it_has_not_tried(name: str) -> None:
         start = monotonic()
         found = calibrate(world, abort_flag, engine, real, workload, clock=clock)
         took = monotonic() - start
-        collectives = Collectives(Group.everybody(found.surveyed), engine, clock)
-        part = collectives.program(untried(found.surveyed))
+        collectives = Collectives(Group.everybody(found.cluster), engine, clock)
+        part = collectives.program(untried(found.cluster))
         seconds = []
         for _ in range(4):
             collectives.barrier()
@@ -66,23 +64,21 @@ def test_a_calibration_predicts_what_it_has_not_tried(name: str) -> None:
         world.leave(TIMEOUT, abort_flag)
         engine.close()
         return {
-            "surveyed": format_cluster(found.surveyed),
-            "situation": format_situation(found.situation),
+            "situation": format_situation(found),
             "measured": float(np.median(slowest)),
             "took": took,
         }
 
     with Lab.of(real, name=name) as lab:
         results = lab.run(work, process_group=False)
-    for key in ("surveyed", "situation"):
-        assert all(result[key] == results[0][key] for result in results)
+    assert all(result["situation"] == results[0]["situation"] for result in results)
     situation = parse_situation(results[0]["situation"])
     found, machine = situation.cluster, situation.machine
     for rank, host in enumerate(found.hosts):
         wanted = Rate.parse(nics[rank]).bits_per_second
         for way in (host.nic.out, host.nic.into):
             assert 0.9 <= way.bits_per_second / wanted <= 1.03, host
-    schedule = untried(parse_cluster(results[0]["surveyed"]))
+    schedule = untried(found)
     ends = simulate(schedule, found, machine.ours, burst=machine.burst)
     print(
         f"{results[0]['took']:.1f} s; {max(ends.values())} as simulated, {results[0]['measured']}"

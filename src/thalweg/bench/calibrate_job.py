@@ -98,7 +98,7 @@ def calibrate_job(
             codecs=codecs,
             native=True,
             progress=progress,
-        ).situation
+        )
         world.leave(CALIBRATION_SLACK_SECONDS, abort_flag)
     finally:
         engine.close()

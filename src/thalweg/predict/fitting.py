@@ -38,6 +38,7 @@ MAX_ROOT_SEARCH_STEPS = 20
 MIN_BANDWIDTH_SHARE_FRACTION, MAX_BANDWIDTH_SHARE_FRACTION = 0.02, 1.1
 # A long ring with a lower rate has overflowing queues, which a short one hasn't.
 MIN_STEADY_RATE_FRACTION = 0.95
+FREE_BACKEND_ASSUMPTION = "a backend that costs nothing"  # as it has no trial
 Shares = tuple[tuple[int, FittedValue], ...]
 
 
@@ -55,7 +56,7 @@ def fit(cluster: Cluster, trials: Sequence[NetworkTrial]) -> FittedCosts:
     ours = _Fit(cluster, [trial for trial in trials if trial.kind != "native"])
     native = _Fit(cluster, [trial for trial in trials if trial.kind == "native"])
     kinds = {trial.kind for trial in trials}
-    missing = {"chain": "messages that cost nothing", "native": "a backend that costs nothing"}
+    missing = {"chain": "messages that cost nothing", "native": FREE_BACKEND_ASSUMPTION}
     message = ours.hop()
     costs = ours.byte(TransportCosts(message=message))
     ours.burst = native.burst = ours.burst_of(costs)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from itertools import combinations
@@ -75,16 +75,6 @@ Run = Callable[[int], None]
 """Runs a trial this many times in a row."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CalibrationResult:
-    """The result of a calibration. The situation's cluster has the latency of messages in use;
-    `surveyed` is the cluster for which the trials' schedules were compiled."""
-
-    situation: Situation
-    surveyed: Cluster
-    trials: tuple[NetworkTrial, ...]
-
-
 def calibrate(
     world: World,
     abort_flag: AbortFlag,
@@ -97,10 +87,10 @@ def calibrate(
     name: str = "calibration",
     clock: RoundCounter | None = None,
     progress: Progress = lambda what, done, total: None,
-) -> CalibrationResult:
+) -> Situation:
     """Measure the situation of a workload; all ranks call this together and get the same result.
 
-    Nothing else may be sent meanwhile.
+    Nothing else may be sent meanwhile. The latency is that of messages in use.
 
     declared   the cluster whose racks are kept; if it is None, a whole probe finds them
     codecs     compressors to time on the workload's tensors
@@ -137,13 +127,12 @@ def calibrate(
     found = json.loads(text)
     if "problem" in found:
         raise NotFitted(found["problem"], "measure again, when less else runs there")
-    situation = Situation(
+    return Situation(
         cluster=parse_cluster(found["cluster"]),
         machine=parse_machine(found["machine"]),
         workload=workload,
         declared=declared,
     )
-    return CalibrationResult(situation=situation, surveyed=surveyed, trials=tuple(trials))
 
 
 def _fitted(

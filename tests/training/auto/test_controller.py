@@ -38,7 +38,6 @@ from thalweg.launch.supervisor import SendMessage, run_workers
 from thalweg.launch.worker_process import RESTARTS_VARIABLE
 from thalweg.plan import Plan
 from thalweg.predict import Advice, Breakdown, Estimate, RankedPlan
-from thalweg.probing.calibration import CalibrationResult
 from thalweg.training import Run, attach
 from thalweg.training.auto import policy
 from thalweg.training.auto.measurement import RunCalibrator
@@ -160,7 +159,6 @@ def _advised(sync: str, seconds: float) -> RankedPlan:
 
 
 def situation_of(calibrator: RunCalibrator) -> Situation:
-    calibrator.native = True
     workload = Workload.of_size(parse_plan("ring").settings.bucket)
     return Situation(cluster=Cluster.flat(SIZE), machine=Machine(), workload=workload)
 
@@ -289,14 +287,10 @@ def test_measurements_that_make_no_sense_do_not_end_it_either() -> None:
 
 def test_what_was_not_seen_is_assumed_aloud() -> None:
     """No cluster file, and no step that could be profiled."""
-    found = CalibrationResult(
-        situation=Situation(
-            cluster=Cluster.regular([2], nic="1gbit", latency=Duration(1e-4)),
-            machine=Machine(),
-            workload=Workload.of_size(Size.parse("1MB")),
-        ),
-        surveyed=Cluster.flat(2),
-        trials=(),
+    found = Situation(
+        cluster=Cluster.regular([2], nic="1gbit", latency=Duration(1e-4)),
+        machine=Machine(),
+        workload=Workload.of_size(Size.parse("1MB")),
     )
     with (
         patch.object(RunCalibrator, "calibrate", MEASURES),

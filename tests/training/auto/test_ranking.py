@@ -9,14 +9,15 @@ from thalweg.declarations import Promise
 from thalweg.facts import Cluster, Duration, Machine, Situation, Size, StragglerDelay, Workload
 from thalweg.predict import Advice, advise
 from thalweg.predict.extra_steps import ExtraSteps
+from thalweg.predict.fitting import FREE_BACKEND_ASSUMPTION
 from thalweg.schedules import Group
 from thalweg.training.auto.controller import PlanRanker, cycle_of, waiting_seconds, warmup_steps_of
 from thalweg.training.auto.request import is_auto, plan_at_first, with_settings
 
 
-def ranker_of(situation: Situation, *, native: bool = True) -> PlanRanker:
+def ranker_of(situation: Situation) -> PlanRanker:
     group = Group.everybody(situation.cluster)
-    return PlanRanker(situation, native, group, parse_plan("auto"), 8, lambda plan: None)
+    return PlanRanker(situation, group, parse_plan("auto"), 8, lambda plan: None)
 
 
 @pytest.mark.parametrize(
@@ -82,10 +83,10 @@ def test_a_backend_that_was_not_tried_is_not_chosen() -> None:
     cluster = Cluster.flat(4)
     situation = Situation(
         cluster=cluster,
-        machine=Machine(),
+        machine=Machine(assumed=(FREE_BACKEND_ASSUMPTION,)),
         workload=Workload.of_size(Size.parse("1MB")),
     )
-    ranker = ranker_of(situation, native=False)
+    ranker = ranker_of(situation)
     advice = advise(situation, refuse=ranker.refuse)
     ranking = ranker.ranking(advice, parse_plan("ring"))
     assert "ddp" not in [candidate.sync for candidate in ranking]

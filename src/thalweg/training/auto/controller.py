@@ -27,6 +27,7 @@ from thalweg.facts import Cluster, Situation
 from thalweg.plan import Plan
 from thalweg.predict import Advice, RankedPlan, advise, predict
 from thalweg.predict.extra_steps import ExtraSteps
+from thalweg.predict.fitting import FREE_BACKEND_ASSUMPTION
 from thalweg.redundancy import waits_for_nobody
 from thalweg.schedules import Group
 from thalweg.steps import cycle, warm_up
@@ -62,11 +63,10 @@ log = logging.getLogger("thalweg")
 @dataclass(frozen=True, slots=True)
 class PlanRanker:
     """Ranks the advised plans that this run can switch to at `step`: each with its predicted step
-    time, and the number of steps that a measurement takes. `native`: the backend was measured.
-    `refuse_here` raises if a plan can't run."""
+    time, and the number of steps that a measurement takes. `refuse_here` raises if a plan can't
+    run."""
 
     situation: Situation
-    native: bool
     group: Group
     requested: Plan
     step: int
@@ -80,7 +80,8 @@ class PlanRanker:
                 f"{plan} has no step common to all ranks, at which to measure", "name the plan"
             )
         self.refuse_here(plan)
-        if default_catalog().is_native(plan) and not self.native:
+        unmeasured = FREE_BACKEND_ASSUMPTION in self.situation.machine.assumed
+        if default_catalog().is_native(plan) and unmeasured:
             raise PlanError(f"the backend of {plan} can't be measured here", "name the plan")
 
     def ranking(self, advice: Advice, before: Plan) -> list[CandidatePlan]:
@@ -344,8 +345,7 @@ class AutoController:
 
     def _ranking(self, situation: Situation, step: int) -> list[CandidatePlan]:
         group, has_data = self._session.group, self._session.data_position.rank_loader is not None
-        native = self._calibrator.native
-        ranker = PlanRanker(situation, native, group, self._requested, step, self._refuse)
+        ranker = PlanRanker(situation, group, self._requested, step, self._refuse)
         self.advice = advise(
             situation,
             allow=allowed(self._requested),

@@ -13,6 +13,7 @@ from thalweg.facts import CodecCost, Costs, Situation, StragglerDelay, Workload
 from thalweg.launch.launcher_variables import ONE_RACK_ASSUMPTION
 from thalweg.plan import Plan
 from thalweg.predict.candidates import candidates
+from thalweg.predict.fitting import FREE_BACKEND_ASSUMPTION
 from thalweg.probing.calibration import calibrate
 from thalweg.redundancy import waits_for_nobody
 from thalweg.training.auto.profile import Profile, ProfileResult, merged
@@ -24,8 +25,7 @@ log = logging.getLogger("thalweg")
 
 
 class RunCalibrator:
-    """The calibration of one run. Compressors are timed once, and only if they are allowed.
-    `native`: the backend hasn't failed to connect, after which it isn't tried again."""
+    """The calibration of one run. Compressors are timed once, and only if they are allowed."""
 
     def __init__(self, session: RankSession, allow: Promise) -> None:
         self._session = session
@@ -36,7 +36,8 @@ class RunCalibrator:
         self._profile: Profile | None = None
         self._profiled: ProfileResult | None = None
         self._calibrations = 0
-        self.native = not session.world.security.encrypted
+        # After a failed connection Gloo isn't tried again.
+        self._native = not session.world.security.encrypted
 
     def start_profile(self) -> None:
         """Profile the compute time of steps from this one to the next calibration."""
@@ -59,21 +60,20 @@ class RunCalibrator:
         if one_rack and not self._calibrations and session.rank == 0:
             log.info("no cluster file: assuming one rack; `thalweg probe` finds racks")
         number, self._calibrations = self._calibrations, self._calibrations + 1
-        found = calibrate(
+        measured = calibrate(
             session.world,
             session.abort_flag,
             session.engine,
             session.group.cluster,
             self._profiled.workload,
             codecs=() if self._costs else self._codecs,
-            native=self.native,
+            native=self._native,
             name=f"calibration/{number}",
             clock=session.clock,
         )
-        measured, workload = found.situation, self._profiled.workload
         self._costs = {**self._costs, **measured.machine.codecs}
-        self.native = any(trial.kind == "native" for trial in found.trials)
-        assumed = measured.machine.assumed
+        workload, assumed = self._profiled.workload, measured.machine.assumed
+        self._native = FREE_BACKEND_ASSUMPTION not in assumed
         if workload.costs == Costs():
             assumed = (*assumed, NO_COMPUTE_ASSUMPTION)
         cluster = self._profiled.with_straggler_delays(measured.cluster)
