@@ -116,8 +116,9 @@ def calibrate(
     progress("compressors", 0, len(codecs))
     costs = measure_codecs(collectives, codecs, workload.tensors)
     progress("compressors", len(codecs), len(codecs))
+    situation = Situation(cluster=surveyed, workload=workload, declared=declared)
     if world.rank == PROBE_LEADER_RANK:  # so that all ranks have the same, to the last bit
-        namespace.put(FITTED_KEY, json.dumps(_fitted(surveyed, trials, costs)))
+        namespace.put(FITTED_KEY, json.dumps(_fitted(situation, trials, costs)))
     text = namespace.wait_for(FITTED_KEY, namespace.timeout, abort_flag)
     if text is None:
         waited = f"within {namespace.timeout:g} s"
@@ -127,16 +128,12 @@ def calibrate(
     found = json.loads(text)
     if "problem" in found:
         raise NotFitted(found["problem"], "measure again, when less else runs there")
-    return Situation(
-        cluster=parse_cluster(found["cluster"]),
-        machine=parse_machine(found["machine"]),
-        workload=workload,
-        declared=declared,
-    )
+    cluster, machine = parse_cluster(found["cluster"]), parse_machine(found["machine"])
+    return replace(situation, cluster=cluster, machine=machine)
 
 
 def _fitted(
-    surveyed: Cluster, trials: Sequence[NetworkTrial], codecs: Mapping[str, CodecCost]
+    surveyed: Situation, trials: Sequence[NetworkTrial], codecs: Mapping[str, CodecCost]
 ) -> dict[str, str]:
     """The fitted cluster and machine as files, or the problem, for the ranks that wait for it."""
     try:
