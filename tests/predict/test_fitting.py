@@ -39,6 +39,10 @@ MESSAGE = 120e-6
 BURST = 128 * 1024.0
 
 
+def situation(cluster: Cluster) -> Situation:
+    return Situation(cluster=cluster, workload=Workload.of_size(Size.parse("1MB")))
+
+
 def road_of(cluster: Cluster) -> TransportCosts:
     """A share for each number of flows that its trials have."""
     shares = {1: 0.97, 2: 0.9, 4: 0.85, 7: 0.75, 16: 0.6}
@@ -89,10 +93,6 @@ def assert_near(found: Machine, real: Machine, rel: float) -> None:
 
 
 @pytest.mark.parametrize("cluster", [FLAT, RACKS], ids=["flat", "racks"])
-def situation(cluster: Cluster) -> Situation:
-    return Situation(cluster=cluster, workload=Workload.of_size(Size.parse("1MB")))
-
-
 def test_known_figures_are_found_again(cluster: Cluster) -> None:
     real = machine_of(cluster)
     found = fit(situation(cluster), list(made(cluster, real, LATENCY)))
