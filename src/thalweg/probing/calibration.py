@@ -110,7 +110,7 @@ def calibrate(
         collectives,
         surveyed,
         native=native,
-        typical=min(Settings().bucket.nbytes, workload.nbytes),
+        typical=min(Settings().bucket.nbytes, workload.nbytes) or None,
         progress=lambda done, total: progress("trials", done, total),
     )
     progress("compressors", 0, len(codecs))
