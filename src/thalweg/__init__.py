@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from thalweg.catalog import parse_plan
 from thalweg.errors import ThalwegError
-from thalweg.facts import Cluster, Machine, Rate, Size, Workload, read_cluster, read_workload
+from thalweg.facts import (
+    Cluster,
+    Machine,
+    Rate,
+    Situation,
+    Size,
+    Workload,
+    read_cluster,
+    read_workload,
+)
 from thalweg.plan import Plan
 from thalweg.predict import Advice, Estimate, advise, predict
 from thalweg.schedules import Group, Schedule, check
@@ -31,6 +40,7 @@ __all__ = [
     "Round",
     "Run",
     "Schedule",
+    "Situation",
     "Size",
     "Step",
     "ThalwegError",

@@ -3,19 +3,20 @@
 from thalweg.predict.advisor import advise
 from thalweg.predict.closed_form.exchange import synchronisation_seconds
 from thalweg.predict.closed_form.symbols import Cost, Symbols
-from thalweg.predict.estimate import Advice, Breakdown, Estimate, RankedPlan
+from thalweg.predict.estimate import Advice, Breakdown, Estimate, Outcome, RankedPlan
 from thalweg.predict.predictor import predict
-from thalweg.predict.what_if import WhatIf
+from thalweg.predict.what_if import suppose
 
 __all__ = [
     "Advice",
     "Breakdown",
     "Cost",
     "Estimate",
+    "Outcome",
     "RankedPlan",
     "Symbols",
-    "WhatIf",
     "advise",
     "predict",
+    "suppose",
     "synchronisation_seconds",
 ]

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 
 from thalweg.declarations import listed
 from thalweg.errors import PlanError
-from thalweg.facts import Link, Size
+from thalweg.facts import Link, Situation, Size
+from thalweg.plan import Plan
 from thalweg.predict.closed_form.exchange import synchronisation_seconds
 from thalweg.predict.estimate import Estimate
 from thalweg.predict.flow_simulator import simulate
@@ -55,8 +56,9 @@ class PlanDetail:
     alone: IsolatedExchange | None = None
 
 
-def plan_detail(given: PredictionInput) -> PlanDetail:
+def plan_detail(plan: Plan | str, situation: Situation) -> PlanDetail:
     """The estimate of `predict` with its details."""
+    given = PredictionInput(plan, situation)
     estimate, form, shares = given.estimate(), None, None
     if given.group.size > 1:
         with suppress(PlanError):  # of plans that wait for a quorum, or for nobody
@@ -64,8 +66,8 @@ def plan_detail(given: PredictionInput) -> PlanDetail:
     no_rounds = is_compensated(given.plan) or given.plan.cadence.staleness is not None
     if given.group.size == 1 or given.is_large or no_rounds:
         return PlanDetail(estimate=estimate, form=form)
-    if is_relayed(given.plan, given.catalog):
-        allocation = allocation_of(given.plan, given.group, given.catalog)
+    if is_relayed(given.plan):
+        allocation = allocation_of(given.plan, given.group)
         shares = loads(allocation, given.group.ranks)
     chains = given.chains()
     rank, passages = _slowest(given.simulated(chains, shares))
@@ -103,7 +105,7 @@ def _busy(given: PredictionInput, cycle: int, seconds: float) -> list[BusyLink]:
     """The links by utilization, averaged over the steps of a period or its first steps."""
     steps, total = min(cycle, MAX_SIMULATED_STEPS), Counter[Link]()
     for step in range(steps):
-        compiled = compile_step(given.plan, given.group, given.workload, step, given.catalog)
+        compiled = compile_step(given.plan, given.group, given.workload, step)
         for round_ in compiled.rounds:
             total.update(traffic(round_.schedule, given.cluster).links)
     rates = given.cluster.rates()
@@ -128,7 +130,7 @@ def _alone(given: PredictionInput) -> IsolatedExchange | None:
     limit = Size(workload.nbytes + 1)
     plan = replace(given.plan, settings=replace(given.plan.settings, bucket=limit))
     step = given.plan.cadence.every - 1
-    compiled = compile_step(plan, given.group, workload, step, given.catalog)
+    compiled = compile_step(plan, given.group, workload, step)
     if not compiled.chains:
         return None
     seconds, names = 0.0, list[str]()
@@ -138,7 +140,7 @@ def _alone(given: PredictionInput) -> IsolatedExchange | None:
             max(simulate(round_.schedule, given.cluster, given.transport_costs).values())
             for round_ in concurrent
         )
-    form = synchronisation_seconds(plan, given.group, workload, given.catalog)
+    form = synchronisation_seconds(plan, given.group, workload)
     return IsolatedExchange(
         what=listed(dict.fromkeys(names)), nbytes=workload.nbytes, seconds=seconds, form=form
     )

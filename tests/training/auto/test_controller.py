@@ -34,15 +34,14 @@ from tests.training.workers import (
 from thalweg.bench.training import choices_of
 from thalweg.catalog import default_catalog, parse_plan
 from thalweg.errors import NotFitted, PlanError, RunError, WorkerFailed
-from thalweg.facts import Cluster, Duration, Machine, Workload
+from thalweg.facts import Cluster, Duration, Machine, Situation, Size, Workload
 from thalweg.launch.supervisor import SendMessage, run_workers
 from thalweg.launch.worker_process import RESTARTS_VARIABLE
 from thalweg.plan import Plan
 from thalweg.predict import Advice, Breakdown, Estimate, RankedPlan
-from thalweg.probing.calibration import CalibrationResult
 from thalweg.training import Run, attach
 from thalweg.training.auto import policy
-from thalweg.training.auto.measurement import RunCalibrator, RunSituation
+from thalweg.training.auto.measurement import RunCalibrator
 from thalweg.training.auto.profile import Profile
 
 SIZE = 4
@@ -113,7 +112,7 @@ def advice(*rankings: Sequence[tuple[str, float]]) -> Iterator[None]:
     """Of plans and seconds, best first; the last is given again and again."""
     given = list(rankings)
 
-    def advise(cluster: Cluster, workload: Workload, machine: Machine, **asked: Any) -> Advice:
+    def advise(situation: Situation, **asked: Any) -> Advice:
         ranking, left_out = [], {}
         for one in given.pop(0) if len(given) > 1 else given[0]:
             try:
@@ -122,14 +121,12 @@ def advice(*rankings: Sequence[tuple[str, float]]) -> Iterator[None]:
             except PlanError as error:
                 left_out[one[0]] = error.problem
         return Advice(
-            cluster=cluster,
-            workload=workload,
-            machine=machine,
+            situation=situation,
             allow=asked["allow"],
             ranking=tuple(ranking),
             verdict="",
             left_out=left_out,
-            assumed=(*cluster.assumed, *machine.assumed),
+            assumed=situation.assumed,
         )
 
     def predict(plan: Plan, *_: Any, **__: Any) -> Estimate:
@@ -146,8 +143,7 @@ def advice(*rankings: Sequence[tuple[str, float]]) -> Iterator[None]:
 def _advised(sync: str, seconds: float) -> RankedPlan:
     plan = parse_plan(sync)
     estimate = Estimate(
-        sync=sync,
-        workers=SIZE,
+        plan=plan,
         parts=Breakdown(compute=seconds),
         low=0.9 * seconds,
         high=1.1 * seconds,
@@ -155,7 +151,6 @@ def _advised(sync: str, seconds: float) -> RankedPlan:
     )
     promise = default_catalog().guarantee(plan).promise
     return RankedPlan(
-        plan=plan,
         estimate=estimate,
         vs_ddp=1.0,
         promise=promise,
@@ -165,9 +160,9 @@ def _advised(sync: str, seconds: float) -> RankedPlan:
     )
 
 
-def situation_of(calibrator: RunCalibrator) -> RunSituation:
+def situation_of(calibrator: RunCalibrator) -> Situation:
     workload = Workload.of_size(parse_plan("ring").settings.bucket)
-    return RunSituation(cluster=Cluster.flat(SIZE), machine=Machine(), workload=workload)
+    return Situation(cluster=Cluster.flat(SIZE), machine=Machine(), workload=workload)
 
 
 MEASURES = RunCalibrator.calibrate
@@ -294,11 +289,10 @@ def test_measurements_that_make_no_sense_do_not_end_it_either() -> None:
 
 def test_what_was_not_seen_is_assumed_aloud() -> None:
     """No cluster file, and no step that could be profiled."""
-    found = CalibrationResult(
+    found = Situation(
         cluster=Cluster.regular([2], nic="1gbit", latency=Duration(1e-4)),
         machine=Machine(),
-        surveyed=Cluster.flat(2),
-        trials=(),
+        workload=Workload.of_size(Size.parse("1MB")),
     )
     with (
         patch.object(RunCalibrator, "calibrate", MEASURES),
@@ -343,7 +337,7 @@ def test_who_is_started_again_comes_back_and_all_choose_anew() -> None:
 
 @pytest.mark.slow
 def test_a_rank_that_fails_meanwhile_ends_it_for_all() -> None:
-    def fails_on_one(calibrator: RunCalibrator) -> RunSituation:
+    def fails_on_one(calibrator: RunCalibrator) -> Situation:
         if os.environ["RANK"] == "2":
             raise RunError("no ruler here", "buy one")
         return situation_of(calibrator)

@@ -23,14 +23,15 @@ import torch
 
 from thalweg.catalog import default_catalog, parse_plan
 from thalweg.errors import NotFitted, PlanError, RunError
-from thalweg.facts import Cluster
+from thalweg.facts import Cluster, Situation
 from thalweg.plan import Plan
-from thalweg.predict import Advice, Estimate, RankedPlan, advise, predict
+from thalweg.predict import Advice, RankedPlan, advise, predict
 from thalweg.predict.extra_steps import ExtraSteps
+from thalweg.predict.fitting import FREE_BACKEND_ASSUMPTION
 from thalweg.redundancy import waits_for_nobody
 from thalweg.schedules import Group
 from thalweg.steps import cycle, warm_up
-from thalweg.training.auto.measurement import RunCalibrator, RunSituation, profiles_compute_alone
+from thalweg.training.auto.measurement import RunCalibrator, profiles_compute_alone
 from thalweg.training.auto.policy import (
     AutoState,
     CandidatePlan,
@@ -65,7 +66,7 @@ class PlanRanker:
     time, and the number of steps that a measurement takes. `refuse_here` raises if a plan can't
     run."""
 
-    situation: RunSituation
+    situation: Situation
     group: Group
     requested: Plan
     step: int
@@ -79,7 +80,8 @@ class PlanRanker:
                 f"{plan} has no step common to all ranks, at which to measure", "name the plan"
             )
         self.refuse_here(plan)
-        if default_catalog().is_native(plan) and not self.situation.native:
+        unmeasured = FREE_BACKEND_ASSUMPTION in self.situation.machine.assumed
+        if default_catalog().is_native(plan) and unmeasured:
             raise PlanError(f"the backend of {plan} can't be measured here", "name the plan")
 
     def ranking(self, advice: Advice, before: Plan) -> list[CandidatePlan]:
@@ -100,14 +102,14 @@ class PlanRanker:
         ]
 
     def _candidate(self, plan: Plan, steps: float, ranked: RankedPlan | None) -> CandidatePlan:
-        same = ranked is not None and str(plan) == str(ranked.plan)
-        estimate = ranked.estimate if ranked is not None and same else self._estimate(plan)
+        advised = ranked is not None and str(plan) == str(ranked.plan)
+        estimate = ranked.estimate if ranked and advised else predict(plan, self.situation)
         late = waiting_seconds(self.situation.cluster) > MIN_WAITED_STEP_FRACTION * estimate.seconds
         period = cycle_of(plan, self.group)
         timed = STRAGGLER_TIMED_PLAN_STEPS if late else TIMED_PLAN_STEPS
         return CandidatePlan(
             sync=str(plan),
-            seconds=estimate.seconds,
+            predicted=estimate.seconds,
             low=estimate.low,
             high=estimate.high,
             steps=steps,
@@ -116,16 +118,6 @@ class PlanRanker:
             cycle=period,
             late=late,
             why=ranked.why if ranked else "",
-        )
-
-    def _estimate(self, plan: Plan) -> Estimate:
-        situation = self.situation
-        return predict(
-            plan,
-            situation.cluster,
-            situation.workload,
-            situation.machine,
-            declared=self.group.cluster,
         )
 
 
@@ -359,16 +351,13 @@ class AutoController:
             return {"step": step, "problem": f"{type(error).__name__}: {error}"}
         return {"step": step, "now": now, "ranking": [asdict(candidate) for candidate in ranking]}
 
-    def _ranking(self, situation: RunSituation, step: int) -> list[CandidatePlan]:
+    def _ranking(self, situation: Situation, step: int) -> list[CandidatePlan]:
         group, has_data = self._session.group, self._session.data_position.rank_loader is not None
         ranker = PlanRanker(situation, group, self._requested, step, self._refuse)
         self.advice = advise(
-            situation.cluster,
-            situation.workload,
-            situation.machine,
+            situation,
             allow=allowed(self._requested),
             optimizer=situation.workload.trained_with,
-            declared=group.cluster,
             has_data=has_data,
             refuse=ranker.refuse,
         )
