@@ -1,15 +1,18 @@
 """The catalog of topologies, codes, compressors and presets, and the rules for combining them.
 
-Parts are found in their folders: a module with a `TOPOLOGY`, `CODE` or `COMPRESSOR` is enough. A
-`Catalog` is a value; `with_topology` and `with_compressor` return a larger one.
+Parts are found in their folders, where a module with a `TOPOLOGY`, `CODE` or `COMPRESSOR` is
+enough, and in other installed packages (`installed_parts`). A `Catalog` is a value;
+`with_topology`, `with_compressor` and `with_code` return a larger one.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 import pkgutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from types import ModuleType
@@ -20,13 +23,17 @@ import thalweg.compress
 import thalweg.schedules.topologies
 from thalweg.codes import CodeFamily
 from thalweg.compress import Compressor
-from thalweg.declarations import Parameter, Promise, fill_defaults, listed, nearest
+from thalweg.declarations import Parameter, Promise, Variant, fill_defaults, listed, nearest
 from thalweg.errors import PlanError, UnsoundPlan
 from thalweg.facts import Size
+from thalweg.installed_parts import InstalledPart, installed_parts
 from thalweg.plan import TRANSPORT, Cadence, Call, Choice, Plan, PlanText, Settings
 from thalweg.presets import AVERAGED_PARAMETERS, PRESETS, Preset, averaged
 from thalweg.schedules import Topology
 
+log = logging.getLogger("thalweg")
+
+PACKAGE_NAME = "thalweg"
 COMPENSATE = "compensate"  # redundancy without a code: late gradients are added a step later
 SETTING_PARAMETERS = {
     "bucket": Parameter(
@@ -58,10 +65,15 @@ class Guarantee:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Catalog:
+    """All parts by name. `origins` are the packages of those that other packages bring, and
+    `refused` the reasons why some of theirs can't be used, by kind and name."""
+
     topologies: dict[str, Topology]
     codes: dict[str, CodeFamily]
     compressors: dict[str, Compressor]
     presets: dict[str, Preset]
+    origins: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    refused: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
     def with_topology(self, topology: Topology) -> Catalog:
         return replace(
@@ -73,6 +85,58 @@ class Catalog:
     def with_compressor(self, compressor: Compressor) -> Catalog:
         return replace(self, compressors=_by_name([*self.compressors.values(), compressor]))
 
+    def with_code(self, code: CodeFamily) -> Catalog:
+        return replace(self, codes=_by_name([*self.codes.values(), code]))
+
+    def with_installed(self, found: InstalledPart) -> Catalog:
+        """The catalog with a part of another package, or with the reason why it can't be used."""
+        key = found.kind, found.name
+        problem = found.problem or self._clash(found)
+        if problem:
+            return replace(self, refused={**self.refused, key: f"{problem} ({found.origin})"})
+        add: Any = {
+            "topology": self.with_topology,
+            "compressor": self.with_compressor,
+            "code": self.with_code,
+        }[found.kind]
+        larger: Catalog = add(found.part)
+        return replace(larger, origins={**self.origins, key: found.origin})
+
+    def _clash(self, found: InstalledPart) -> str:
+        """The clash of a part's name with another, which stays; empty if there is none."""
+        taken: dict[str, Mapping[str, Any]] = {
+            "topology": self.presets,
+            "compressor": self.compressors,
+            "code": self.codes,
+        }
+        kinds = ("code",) if found.kind == "code" else ("topology", "compressor")
+        for kind in kinds:
+            if found.name in taken[kind] or (kind == "code" and found.name == COMPENSATE):
+                origin = self.origins.get((kind, found.name), PACKAGE_NAME)
+                return f"{origin} has a part of this name, too"
+        return ""
+
+    @property
+    def variants(self) -> list[Variant]:
+        """The plans that advice tries, in the order of their places."""
+        parts: list[Preset | CodeFamily] = [*self.presets.values(), *self.codes.values()]
+        tried = [
+            variant
+            for part in parts
+            for variant in ((Variant(text=part.name),) if part.variants is None else part.variants)
+        ]
+        return sorted(tried, key=lambda variant: variant.place)
+
+    def packages(self, plan: Plan) -> str:
+        """The packages that bring parts of this plan, besides Thalweg itself."""
+        choices = {
+            "topology": plan.topology,
+            "compressor": plan.precision,
+            "code": plan.redundancy,
+        }
+        origins = (self.origins.get((kind, c.name)) for kind, c in choices.items() if c)
+        return ", ".join(dict.fromkeys(origin for origin in origins if origin))
+
     def plan(self, text: str) -> Plan:
         """The plan that a text like `ring+fp16 @ bucket=4MB` stands for; PlanError if the text is
         malformed, names unknown parts, or combines parts that don't fit."""
@@ -82,7 +146,7 @@ class Catalog:
                 f"{written.preset.name} is a compressor, not a plan",
                 f"write the plan first: ring+{written.preset}",
             )
-        preset = _part(written.preset, self.presets, "plan")
+        preset = self._part(written.preset, self.presets, "plan")
         values = fill_defaults(preset.name, written.preset.arguments, preset.parameters)
         refuse_retired(dict(written.settings).get("transport"))
         settings: dict[str, Any] = fill_defaults("@", written.settings, SETTING_PARAMETERS)
@@ -94,7 +158,7 @@ class Catalog:
         )
         parts = {*self.codes, COMPENSATE}
         if plan.redundancy is not None and plan.redundancy.name not in parts:
-            _part(Call(plan.redundancy.name), self.codes, "code")
+            self._part(Call(plan.redundancy.name), self.codes, "code")
         for reason, remedy in self._objections(plan):
             raise UnsoundPlan(f"{plan} is unsound: {reason}", remedy)
         return plan
@@ -167,9 +231,25 @@ class Catalog:
     def _precision(self, call: Call | None) -> Choice | None:
         if call is None:
             return None
-        compressor = _part(call, self.compressors, "compressor")
+        compressor = self._part(call, self.compressors, "compressor")
         values = fill_defaults(compressor.name, call.arguments, compressor.parameters)
         return Choice.of(compressor.name, values)
+
+    def _part(self, call: Call, names: dict[str, Any], kind: str) -> Any:
+        """The part that a plan names; PlanError if there is none of this kind and name."""
+        if call.name in names:
+            return names[call.name]
+        problem = self.refused.get(("topology" if kind == "plan" else kind, call.name))
+        if problem:
+            raise PlanError(
+                f"the {kind} {call.name} can't be used: {problem}",
+                "repair that package or uninstall it",
+            )
+        raise PlanError(
+            f"there is no {kind} {call.name!r}",
+            f"there are {listed(sorted(names))}{nearest(call.name, names)}; if another package "
+            "brings it, install that on this host, as on all others",
+        )
 
     def _objections(self, plan: Plan) -> Iterator[tuple[str, str]]:
         """The reasons why the choices of a plan don't fit together, each with a remedy."""
@@ -273,15 +353,27 @@ def _that_hold(*rules: tuple[bool, str, str]) -> Iterator[tuple[str, str]]:
 
 @cache
 def default_catalog() -> Catalog:
-    """The catalog of all parts that come with Thalweg."""
+    """The catalog of the parts that come with Thalweg, and of those of other installed packages."""
     topologies = declared(thalweg.schedules.topologies, "TOPOLOGY")
     presets = [*map(_preset_of, topologies.values()), *PRESETS]
-    return Catalog(
+    catalog = Catalog(
         topologies=topologies,
         codes=declared(thalweg.codes, "CODE"),
         compressors=declared(thalweg.compress, "COMPRESSOR"),
         presets=_by_name(presets),
     )
+    types = {"topology": Topology, "compressor": Compressor, "code": CodeFamily}
+    for found in installed_parts(types):
+        catalog = catalog.with_installed(found)
+    if os.environ.get("RANK", "0") == "0":  # one of a job's processes is enough
+        for (kind, name), problem in catalog.refused.items():
+            log.warning(
+                "the %s %s can't be used: %s; repair that package or uninstall it",
+                kind,
+                name,
+                problem,
+            )
+    return catalog
 
 
 def parse_plan(text: str, catalog: Catalog | None = None) -> Plan:
@@ -328,15 +420,5 @@ def _preset_of(topology: Topology) -> Preset:
         summary=topology.summary,
         parameters={**topology.parameters, **(AVERAGED_PARAMETERS if topology.mixes else {})},
         choose=choose,
+        variants=topology.variants,
     )
-
-
-def _part(call: Call, names: dict[str, Any], kind: str) -> Any:
-    """The part that a plan names; PlanError if there is none of this kind and name."""
-    try:
-        return names[call.name]
-    except KeyError:
-        raise PlanError(
-            f"there is no {kind} {call.name!r}",
-            f"there are {listed(sorted(names))}" + nearest(call.name, names),
-        ) from None

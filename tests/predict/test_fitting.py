@@ -11,10 +11,10 @@ import pytest
 from thalweg.facts import Cluster, Duration, FittedValue, Host, Machine, Rack, TransportCosts
 from thalweg.predict.calibration_trials import (
     MAX_SMALL_TRIAL_BYTES,
-    SLOWDOWN_TRIAL_KINDS,
     NetworkTrial,
     concurrent_flows,
     schedules,
+    slowdown_trial_kinds,
     wanted_trials,
 )
 from thalweg.predict.fitting import fit
@@ -36,7 +36,7 @@ def road_of(cluster: Cluster) -> TransportCosts:
         for kind, nbytes in wanted_trials(cluster, backend=False)
         if nbytes > MAX_SMALL_TRIAL_BYTES
     }
-    kinds = large - {*SLOWDOWN_TRIAL_KINDS}
+    kinds = large - {*slowdown_trial_kinds()}
     crowds = sorted({concurrent_flows(kind, cluster) for kind in kinds})
     return TransportCosts(
         message=FittedValue(MESSAGE),

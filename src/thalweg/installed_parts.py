@@ -1,0 +1,85 @@
+"""Topologies, compressors and codes of other installed packages, found by their entry points:
+
+    [project.entry-points."thalweg.topologies"]
+    line = "my_package.line:TOPOLOGY"
+
+All processes read the metadata of the packages installed there, so workers find the same parts as
+the command that starts them. A part that can't be used is refused with a reason; nothing else
+breaks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from thalweg.declarations import Parameter, Variant
+from thalweg.errors import PlanError
+from thalweg.plan import PlanText
+
+ENTRY_POINT_GROUPS = {
+    "topology": "thalweg.topologies",
+    "compressor": "thalweg.compressors",
+    "code": "thalweg.codes",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstalledPart:
+    """A part with the package that it comes from; or the `problem` that keeps it from being used,
+    in which case `name` is the entry point's."""
+
+    kind: str
+    name: str
+    origin: str  # name and version of the package
+    part: Any = None
+    problem: str = ""
+
+
+def installed_parts(types: Mapping[str, type]) -> Iterator[InstalledPart]:
+    """The parts of these types, one for each kind, in the order of packages and entry points."""
+    found = entry_points()
+    for kind, group in ENTRY_POINT_GROUPS.items():
+        for entry in sorted(found.select(group=group), key=lambda e: (origin_of(e), e.name)):
+            yield _loaded(kind, entry, types[kind])
+
+
+def origin_of(entry: EntryPoint) -> str:
+    return f"{entry.dist.name} {entry.dist.version}" if entry.dist else "an unnamed package"
+
+
+def _loaded(kind: str, entry: EntryPoint, expected: type) -> InstalledPart:
+    origin = origin_of(entry)
+    try:
+        part = entry.load()
+        problem = _mistake(part, expected)
+    except Exception as error:  # whatever the other package's code raises
+        part, problem = None, f"loading {entry.value} failed: {type(error).__name__}: {error}"
+    if problem:
+        return InstalledPart(kind=kind, name=entry.name, origin=origin, problem=problem)
+    return InstalledPart(kind=kind, name=part.name, origin=origin, part=part)
+
+
+def _mistake(part: Any, expected: type) -> str:
+    """What is wrong with a declaration; empty if nothing is."""
+    if not isinstance(part, expected):
+        return f"it is a {type(part).__name__}, not a {expected.__name__}"
+    name = getattr(part, "name", None)
+    try:
+        text = PlanText.parse(str(name))
+        is_name = text.preset.name == name and str(text) == name
+    except PlanError:
+        is_name = False
+    if not is_name:
+        return f"its name {name!r} is not a lower-case word"
+    for argument, parameter in getattr(part, "parameters", {}).items():
+        if not isinstance(parameter, Parameter):
+            return f"its argument {argument} is a {type(parameter).__name__}, not a Parameter"
+    declared = getattr(part, "variants", None) or ()
+    variant = str if getattr(part, "sizes", None) else Variant
+    for each in declared:
+        if not isinstance(each, variant):
+            return f"its variant {each!r} is a {type(each).__name__}, not a {variant.__name__}"
+    return ""
