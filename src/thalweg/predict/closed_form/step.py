@@ -9,19 +9,28 @@ last one is exposed.
     T = forward + max{ backward, end of the last bucket } + encode + decode + optimizer
 
 Encoding and decoding add to backward, as on one device. Stragglers cost the expected maximum of
-their delays, as if all ranks waited for all.
+their delays, as if all ranks waited for all, less what a topology does meanwhile.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from math import sqrt
 
 from thalweg.catalog import Catalog
 from thalweg.compress import Compressor, Payload
+from thalweg.declarations import Value
 from thalweg.errors import PlanError
-from thalweg.facts import CodecCost, Machine, TransportCosts, Workload
+from thalweg.facts import (
+    CodecCost,
+    Duration,
+    Machine,
+    StragglerDelay,
+    TransportCosts,
+    Workload,
+)
 from thalweg.plan import Plan
 from thalweg.predict.compiled_step import codec_cost
 from thalweg.predict.estimate import Breakdown
@@ -29,8 +38,8 @@ from thalweg.predict.straggler_recurrence import expected_latest
 from thalweg.schedules import Group
 from thalweg.schedules.closed_form import ClosedForm, Cost, Symbols
 from thalweg.schedules.collectives import all_gather_cost, all_to_all_cost, chain_cost
-from thalweg.schedules.topology import COMPRESS_BETWEEN
-from thalweg.steps import warm_up
+from thalweg.schedules.topology import COMPRESS_BETWEEN, Topology
+from thalweg.steps import MAX_CHAINS_IN_FLIGHT, warm_up
 
 
 def closed_form_breakdown(
@@ -62,7 +71,7 @@ def closed_form_breakdown(
     concurrent = [_ExchangeForms(scope, form, plan, compressor, codec) for scope in scopes]
     in_racks = _ExchangeForms(rack, form, plan, compressor, codec)
     chain = chain_cost(replace(rack, S=1.0))
-    total = end = encode = decode = 0.0
+    total = end = encode = decode = early = 0.0
     for bucket in workload.buckets(plan.settings.bucket):
         payloads = [Payload("values", bucket.elements, bucket.itemsize, exact=True)]
         if compressor is not None and plan.precision is not None:
@@ -75,6 +84,8 @@ def closed_form_breakdown(
             seconds += 2 * _seconds(chain, bucket.nbytes)
         if cadence.inside:  # at the other steps
             seconds += (cadence.every - 1) * sum(in_racks.exchange(each)[0] for each in payloads)
+        if bucket.index < MAX_CHAINS_IN_FLIGHT:
+            early += sum(each.nbytes for each in payloads)
         total += seconds
         end = max(end, bucket.ready_seconds) + seconds
         encode += codec.bucket.value + codec.encode.value * bucket.elements
@@ -91,8 +102,22 @@ def closed_form_breakdown(
         encode=encode / every,
         decode=decode / every,
         transfer=exposed,
-        waiting=expected_latest([group.cluster.host(rank).late for rank in group.ranks]),
+        waiting=expected_latest(_delays(group, x, early, topology, arguments)),
     )
+
+
+def _delays(
+    group: Group, x: Symbols, nbytes: float, topology: Topology, arguments: Mapping[str, Value]
+) -> list[StragglerDelay]:
+    """The delays of all ranks; of the straggler that the topology expects, what the others' part of
+    the exchange of the first buckets, of this many bytes, doesn't fill."""
+    late = {rank: group.cluster.host(rank).late for rank in group.ranks}
+    if topology.straggler is not None and topology.before_straggler is not None:
+        rank = topology.straggler(group, **arguments)
+        filled = _seconds(topology.before_straggler(replace(x, S=1.0), **arguments), nbytes)
+        shown = Duration(max(0.0, late[rank].delay.seconds - filled))
+        late[rank] = replace(late[rank], delay=shown)
+    return list(late.values())
 
 
 def _seconds(of_byte: Cost, nbytes: float) -> float:
