@@ -26,6 +26,7 @@ JOB = replace(Workload.of_size(Size.parse("20MB")), costs=LASTS)
         "double_tree",
         "hierarchical",
         "umw",
+        "stragglar",
         "ring+fp16",
         "ring+int8",
         "ring+topk",

@@ -24,6 +24,7 @@ from thalweg.schedules.topologies.hierarchical import hierarchical_cost, leaders
 from thalweg.schedules.topologies.ps import ps_cost
 from thalweg.schedules.topologies.ring import ring_cost
 from thalweg.schedules.topologies.star import star_cost
+from thalweg.schedules.topologies.stragglar import stragglar_cost
 from thalweg.schedules.topologies.tree import tree_cost
 
 ITEM = 4
@@ -41,6 +42,7 @@ FORMS: dict[str, Callable[[Symbols], Cost]] = {
     "hierarchical": hierarchical_cost,
     "hierarchical(form=leader)": leaders_cost,
     "gossip": gossip_cost,
+    "stragglar": stragglar_cost,
 }
 TREES = {"tree": 2, "tree(fanout=1)": 1, "tree(fanout=4)": 4, "double_tree": 2}
 SHAPES = [(1, 1), (1, 2), (1, 7), (2, 1), (2, 2), (2, 4), (3, 3), (4, 4), (5, 1), (4, 2), (3, 5)]
