@@ -112,9 +112,12 @@ class Catalog:
         kinds = ("code",) if found.kind == "code" else ("topology", "compressor")
         for kind in kinds:
             if found.name in taken[kind] or (kind == "code" and found.name == COMPENSATE):
-                origin = self.origins.get((kind, found.name), PACKAGE_NAME)
-                return f"{origin} has a part of this name, too"
+                return f"{self.origin(kind, found.name)} has a part of this name, too"
         return ""
+
+    def origin(self, kind: str, name: str) -> str:
+        """The package that brings a part; topologies are plans, too."""
+        return self.origins.get(("topology" if kind == "plan" else kind, name), PACKAGE_NAME)
 
     @property
     def variants(self) -> list[Variant]:

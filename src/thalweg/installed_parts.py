@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from thalweg.declarations import Parameter, Variant
 from thalweg.errors import PlanError
 from thalweg.plan import PlanText
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 ENTRY_POINT_GROUPS = {
     "topology": "thalweg.topologies",
@@ -40,6 +42,8 @@ class InstalledPart:
 
 def installed_parts(types: Mapping[str, type]) -> Iterator[InstalledPart]:
     """The parts of these types, one for each kind, in the order of packages and entry points."""
+    from importlib.metadata import entry_points  # here, as it takes as long as all else together
+
     found = entry_points()
     for kind, group in ENTRY_POINT_GROUPS.items():
         for entry in sorted(found.select(group=group), key=lambda e: (origin_of(e), e.name)):
