@@ -69,7 +69,7 @@ def _loaded(kind: str, entry: EntryPoint, expected: type) -> InstalledPart:
 def _mistake(part: Any, expected: type) -> str:
     """What is wrong with a declaration; empty if nothing is."""
     if not isinstance(part, expected):
-        return f"it is a {type(part).__name__}, not a {expected.__name__}"
+        return f"its type is {type(part).__name__}, not {expected.__name__}"
     name = getattr(part, "name", None)
     try:
         text = PlanText.parse(str(name))
@@ -80,10 +80,14 @@ def _mistake(part: Any, expected: type) -> str:
         return f"its name {name!r} is not a lower-case word"
     for argument, parameter in getattr(part, "parameters", {}).items():
         if not isinstance(parameter, Parameter):
-            return f"its argument {argument} is a {type(parameter).__name__}, not a Parameter"
+            return (
+                f"the type of its argument {argument} is {type(parameter).__name__}, not Parameter"
+            )
     declared = getattr(part, "variants", None) or ()
     variant = str if getattr(part, "sizes", None) else Variant
     for each in declared:
         if not isinstance(each, variant):
-            return f"its variant {each!r} is a {type(each).__name__}, not a {variant.__name__}"
+            return (
+                f"the type of its variant {each!r} is {type(each).__name__}, not {variant.__name__}"
+            )
     return ""
