@@ -67,7 +67,7 @@ def _loaded(kind: str, entry: EntryPoint, expected: type) -> InstalledPart:
 
 
 def _mistake(part: Any, expected: type) -> str:
-    """What is wrong with a declaration; empty if nothing is."""
+    """The mistake in a declaration; empty if there is none."""
     if not isinstance(part, expected):
         return f"its type is {type(part).__name__}, not {expected.__name__}"
     name = getattr(part, "name", None)
