@@ -1,7 +1,7 @@
 """The catalog of topologies, codes, compressors and presets, and the rules for combining them.
 
 Parts are found in their folders, where a module with a `TOPOLOGY`, `CODE` or `COMPRESSOR` is
-enough, and in other installed packages (`installed_parts`). A `Catalog` is a value;
+enough, and in other installed packages (`discovery`). A `Catalog` is a value;
 `with_topology`, `with_compressor` and `with_code` return a larger one.
 """
 
@@ -9,13 +9,9 @@ from __future__ import annotations
 
 import logging
 import os
-import pkgutil
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from importlib import import_module
-from types import ModuleType
 from typing import Any
 
 import thalweg.codes
@@ -24,9 +20,9 @@ import thalweg.schedules.topologies
 from thalweg.codes import CodeFamily
 from thalweg.compress import Compressor
 from thalweg.declarations import Parameter, Promise, Variant, fill_defaults, listed, nearest
+from thalweg.discovery import InstalledPart, by_name, declared, installed_parts
 from thalweg.errors import PlanError, UnsoundPlan
 from thalweg.facts import Size
-from thalweg.installed_parts import InstalledPart, installed_parts
 from thalweg.plan import TRANSPORT, Cadence, Call, Choice, Plan, PlanText, Settings
 from thalweg.presets import AVERAGED_PARAMETERS, PRESETS, Preset, averaged
 from thalweg.schedules import Topology
@@ -78,15 +74,15 @@ class Catalog:
     def with_topology(self, topology: Topology) -> Catalog:
         return replace(
             self,
-            topologies=_by_name([*self.topologies.values(), topology]),
-            presets=_by_name([*self.presets.values(), _preset_of(topology)]),
+            topologies=by_name([*self.topologies.values(), topology]),
+            presets=by_name([*self.presets.values(), _preset_of(topology)]),
         )
 
     def with_compressor(self, compressor: Compressor) -> Catalog:
-        return replace(self, compressors=_by_name([*self.compressors.values(), compressor]))
+        return replace(self, compressors=by_name([*self.compressors.values(), compressor]))
 
     def with_code(self, code: CodeFamily) -> Catalog:
-        return replace(self, codes=_by_name([*self.codes.values(), code]))
+        return replace(self, codes=by_name([*self.codes.values(), code]))
 
     def with_installed(self, found: InstalledPart) -> Catalog:
         """The catalog with a part of another package, or with the reason why it can't be used."""
@@ -94,26 +90,21 @@ class Catalog:
         problem = found.problem or self._clash(found)
         if problem:
             return replace(self, refused={**self.refused, key: f"{problem} ({found.origin})"})
-        add: Any = {
-            "topology": self.with_topology,
-            "compressor": self.with_compressor,
-            "code": self.with_code,
-        }[found.kind]
-        larger: Catalog = add(found.part)
+        larger: Catalog = getattr(self, f"with_{found.kind}")(found.part)
         return replace(larger, origins={**self.origins, key: found.origin})
 
     def _clash(self, found: InstalledPart) -> str:
         """The clash of a part's name with another, which stays; empty if there is none."""
-        taken: dict[str, Mapping[str, Any]] = {
-            "topology": self.presets,
-            "compressor": self.compressors,
-            "code": self.codes,
-        }
-        kinds = ("code",) if found.kind == "code" else ("topology", "compressor")
-        for kind in kinds:
-            if found.name in taken[kind] or (kind == "code" and found.name == COMPENSATE):
-                return f"{self.origin(kind, found.name)} has a part of this name, too"
-        return ""
+        owners = [
+            self.origin(kind, found.name)
+            for kind, names in (
+                (("code", {*self.codes, COMPENSATE}),)
+                if found.kind == "code"
+                else (("plan", self.presets), ("compressor", self.compressors))
+            )
+            if found.name in names
+        ]
+        return f"{owners[0]} has a part of this name, too" if owners else ""
 
     def origin(self, kind: str, name: str) -> str:
         """The package that brings a part; topologies are plans, too."""
@@ -132,12 +123,12 @@ class Catalog:
 
     def packages(self, plan: Plan) -> str:
         """The packages that bring parts of this plan, besides Thalweg itself."""
-        choices = {
-            "topology": plan.topology,
-            "compressor": plan.precision,
-            "code": plan.redundancy,
-        }
-        origins = (self.origins.get((kind, c.name)) for kind, c in choices.items() if c)
+        kinds = zip(
+            ("topology", "compressor", "code"),
+            (plan.topology, plan.precision, plan.redundancy),
+            strict=True,
+        )
+        origins = (self.origins.get((kind, choice.name)) for kind, choice in kinds if choice)
         return ", ".join(dict.fromkeys(origin for origin in origins if origin))
 
     def plan(self, text: str) -> Plan:
@@ -363,7 +354,7 @@ def default_catalog() -> Catalog:
         topologies=topologies,
         codes=declared(thalweg.codes, "CODE"),
         compressors=declared(thalweg.compress, "COMPRESSOR"),
-        presets=_by_name(presets),
+        presets=by_name(presets),
     )
     types = {"topology": Topology, "compressor": Compressor, "code": CodeFamily}
     for found in installed_parts(types):
@@ -391,23 +382,6 @@ def refuse_retired(transport: str | None) -> None:
         raise PlanError(
             "the transport c10d was retired, because it was slower than tcp", "leave transport out"
         )
-
-
-def declared(package: ModuleType, constant: str) -> dict[str, Any]:
-    """The values that a folder's modules declare under this constant, by name."""
-    modules = (
-        import_module(f"{package.__name__}.{module.name}")
-        for module in pkgutil.iter_modules(package.__path__)
-    )
-    return _by_name([getattr(module, constant) for module in modules if hasattr(module, constant)])
-
-
-def _by_name(parts: Sequence[Any]) -> dict[str, Any]:
-    named = {part.name: part for part in parts}
-    for name, times in Counter(part.name for part in parts).items():
-        if times > 1:
-            raise PlanError(f"{times} parts are called {name!r}", "rename all but one")
-    return named
 
 
 def _preset_of(topology: Topology) -> Preset:

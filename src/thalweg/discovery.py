@@ -1,4 +1,5 @@
-"""Topologies, compressors and codes of other installed packages, found by their entry points:
+"""Parts are found in folders of Thalweg, by a constant of their modules, and in other installed
+packages, by entry points for topologies, compressors and codes:
 
     [project.entry-points."thalweg.topologies"]
     line = "my_package.line:TOPOLOGY"
@@ -10,8 +11,12 @@ breaks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import pkgutil
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from thalweg.declarations import Parameter, Variant
@@ -26,6 +31,23 @@ ENTRY_POINT_GROUPS = {
     "compressor": "thalweg.compressors",
     "code": "thalweg.codes",
 }
+
+
+def declared(package: ModuleType, constant: str) -> dict[str, Any]:
+    """The values that a folder's modules declare under this constant, by name."""
+    modules = (
+        import_module(f"{package.__name__}.{module.name}")
+        for module in pkgutil.iter_modules(package.__path__)
+    )
+    return by_name([getattr(module, constant) for module in modules if hasattr(module, constant)])
+
+
+def by_name(parts: Sequence[Any]) -> dict[str, Any]:
+    named = {part.name: part for part in parts}
+    for name, times in Counter(part.name for part in parts).items():
+        if times > 1:
+            raise PlanError(f"{times} parts are called {name!r}", "rename all but one")
+    return named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
