@@ -360,13 +360,9 @@ def default_catalog() -> Catalog:
     for found in installed_parts(types):
         catalog = catalog.with_installed(found)
     if os.environ.get("RANK", "0") == "0":  # one of a job's processes is enough
-        for (kind, name), problem in catalog.refused.items():
-            log.warning(
-                "the %s %s can't be used: %s; repair that package or uninstall it",
-                kind,
-                name,
-                problem,
-            )
+        for key, problem in catalog.refused.items():
+            reason = f"{problem}; repair that package or uninstall it"
+            log.warning("the %s %s can't be used: %s", *key, reason)
     return catalog
 
 
