@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 
-from thalweg.facts import Cluster, Duplex, Duration, Host, Rack, Rate
+from thalweg.facts import Cluster, Duplex, Duration, Host, Rack, Rate, StragglerDelay
 from thalweg.schedules import Group
 
 RATES = st.sampled_from(["10mbit", "200mbit", "1gbit", "25gbit"]).map(Rate.parse)
@@ -52,3 +54,17 @@ def groups(draw: st.DrawFn, most: int = 33) -> Group:
         | st.lists(st.sampled_from(list(everybody)), min_size=1, unique=True)
     )
     return Group(tuple(ranks), cluster)
+
+
+def with_late(cluster: Cluster, lates: dict[int, StragglerDelay]) -> Cluster:
+    """The cluster with these straggler delays of hosts, by their first rank."""
+    racks = tuple(
+        replace(
+            rack,
+            hosts=tuple(
+                replace(host, late=lates.get(host.ranks[0], host.late)) for host in rack.hosts
+            ),
+        )
+        for rack in cluster.racks
+    )
+    return replace(cluster, racks=racks)

@@ -1,18 +1,17 @@
 """The catalog of topologies, codes, compressors and presets, and the rules for combining them.
 
-Parts are found in their folders: a module with a `TOPOLOGY`, `CODE` or `COMPRESSOR` is enough. A
-`Catalog` is a value; `with_topology` and `with_compressor` return a larger one.
+Parts are found in their folders, where a module with a `TOPOLOGY`, `CODE` or `COMPRESSOR` is
+enough, and in other installed packages (`discovery`). A `Catalog` is a value;
+`with_topology`, `with_compressor` and `with_code` return a larger one.
 """
 
 from __future__ import annotations
 
-import pkgutil
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
-from importlib import import_module
-from types import ModuleType
 from typing import Any
 
 import thalweg.codes
@@ -20,13 +19,17 @@ import thalweg.compress
 import thalweg.schedules.topologies
 from thalweg.codes import CodeFamily
 from thalweg.compress import Compressor
-from thalweg.declarations import Parameter, Promise, fill_defaults, listed, nearest
+from thalweg.declarations import Parameter, Promise, Variant, fill_defaults, listed, nearest
+from thalweg.discovery import InstalledPart, by_name, declared, installed_parts
 from thalweg.errors import PlanError, UnsoundPlan
 from thalweg.facts import Size
 from thalweg.plan import TRANSPORT, Cadence, Call, Choice, Plan, PlanText, Settings
 from thalweg.presets import AVERAGED_PARAMETERS, PRESETS, Preset, averaged
 from thalweg.schedules import Topology
 
+log = logging.getLogger("thalweg")
+
+PACKAGE_NAME = "thalweg"
 COMPENSATE = "compensate"  # redundancy without a code: late gradients are added a step later
 SETTING_PARAMETERS = {
     "bucket": Parameter(
@@ -58,20 +61,75 @@ class Guarantee:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Catalog:
+    """All parts by name. `origins` are the packages of those that other packages bring, and
+    `refused` the reasons why some of theirs can't be used, by kind and name."""
+
     topologies: dict[str, Topology]
     codes: dict[str, CodeFamily]
     compressors: dict[str, Compressor]
     presets: dict[str, Preset]
+    origins: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    refused: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
     def with_topology(self, topology: Topology) -> Catalog:
         return replace(
             self,
-            topologies=_by_name([*self.topologies.values(), topology]),
-            presets=_by_name([*self.presets.values(), _preset_of(topology)]),
+            topologies=by_name([*self.topologies.values(), topology]),
+            presets=by_name([*self.presets.values(), _preset_of(topology)]),
         )
 
     def with_compressor(self, compressor: Compressor) -> Catalog:
-        return replace(self, compressors=_by_name([*self.compressors.values(), compressor]))
+        return replace(self, compressors=by_name([*self.compressors.values(), compressor]))
+
+    def with_code(self, code: CodeFamily) -> Catalog:
+        return replace(self, codes=by_name([*self.codes.values(), code]))
+
+    def with_installed(self, found: InstalledPart) -> Catalog:
+        """The catalog with a part of another package, or with the reason why it can't be used."""
+        key = found.kind, found.name
+        problem = found.problem or self._clash(found)
+        if problem:
+            return replace(self, refused={**self.refused, key: f"{problem} ({found.origin})"})
+        larger: Catalog = getattr(self, f"with_{found.kind}")(found.part)
+        return replace(larger, origins={**self.origins, key: found.origin})
+
+    def _clash(self, found: InstalledPart) -> str:
+        """The clash of a part's name with another, which stays; empty if there is none."""
+        owners = [
+            self.origin(kind, found.name)
+            for kind, names in (
+                (("code", {*self.codes, COMPENSATE}),)
+                if found.kind == "code"
+                else (("plan", self.presets), ("compressor", self.compressors))
+            )
+            if found.name in names
+        ]
+        return f"{owners[0]} has a part of this name, too" if owners else ""
+
+    def origin(self, kind: str, name: str) -> str:
+        """The package that brings a part; topologies are plans, too."""
+        return self.origins.get(("topology" if kind == "plan" else kind, name), PACKAGE_NAME)
+
+    @property
+    def variants(self) -> list[Variant]:
+        """The plans that advice tries, in the order of their places."""
+        parts: list[Preset | CodeFamily] = [*self.presets.values(), *self.codes.values()]
+        tried = [
+            variant
+            for part in parts
+            for variant in ((Variant(text=part.name),) if part.variants is None else part.variants)
+        ]
+        return sorted(tried, key=lambda variant: variant.place)
+
+    def packages(self, plan: Plan) -> str:
+        """The packages that bring parts of this plan, besides Thalweg itself."""
+        kinds = zip(
+            ("topology", "compressor", "code"),
+            (plan.topology, plan.precision, plan.redundancy),
+            strict=True,
+        )
+        origins = (self.origins.get((kind, choice.name)) for kind, choice in kinds if choice)
+        return ", ".join(dict.fromkeys(origin for origin in origins if origin))
 
     def plan(self, text: str) -> Plan:
         """The plan that a text like `ring+fp16 @ bucket=4MB` stands for; PlanError if the text is
@@ -82,7 +140,7 @@ class Catalog:
                 f"{written.preset.name} is a compressor, not a plan",
                 f"write the plan first: ring+{written.preset}",
             )
-        preset = _part(written.preset, self.presets, "plan")
+        preset = self._part(written.preset, self.presets, "plan")
         values = fill_defaults(preset.name, written.preset.arguments, preset.parameters)
         refuse_retired(dict(written.settings).get("transport"))
         settings: dict[str, Any] = fill_defaults("@", written.settings, SETTING_PARAMETERS)
@@ -94,7 +152,7 @@ class Catalog:
         )
         parts = {*self.codes, COMPENSATE}
         if plan.redundancy is not None and plan.redundancy.name not in parts:
-            _part(Call(plan.redundancy.name), self.codes, "code")
+            self._part(Call(plan.redundancy.name), self.codes, "code")
         for reason, remedy in self._objections(plan):
             raise UnsoundPlan(f"{plan} is unsound: {reason}", remedy)
         return plan
@@ -167,9 +225,25 @@ class Catalog:
     def _precision(self, call: Call | None) -> Choice | None:
         if call is None:
             return None
-        compressor = _part(call, self.compressors, "compressor")
+        compressor = self._part(call, self.compressors, "compressor")
         values = fill_defaults(compressor.name, call.arguments, compressor.parameters)
         return Choice.of(compressor.name, values)
+
+    def _part(self, call: Call, names: dict[str, Any], kind: str) -> Any:
+        """The part that a plan names; PlanError if there is none of this kind and name."""
+        if call.name in names:
+            return names[call.name]
+        problem = self.refused.get(("topology" if kind == "plan" else kind, call.name))
+        if problem:
+            raise PlanError(
+                f"the {kind} {call.name} can't be used: {problem}",
+                "repair that package or uninstall it",
+            )
+        raise PlanError(
+            f"there is no {kind} {call.name!r}",
+            f"there are {listed(sorted(names))}{nearest(call.name, names)}; if another package "
+            "brings it, install that on this host, as on all others",
+        )
 
     def _objections(self, plan: Plan) -> Iterator[tuple[str, str]]:
         """The reasons why the choices of a plan don't fit together, each with a remedy."""
@@ -273,15 +347,23 @@ def _that_hold(*rules: tuple[bool, str, str]) -> Iterator[tuple[str, str]]:
 
 @cache
 def default_catalog() -> Catalog:
-    """The catalog of all parts that come with Thalweg."""
+    """The catalog of the parts that come with Thalweg, and of those of other installed packages."""
     topologies = declared(thalweg.schedules.topologies, "TOPOLOGY")
     presets = [*map(_preset_of, topologies.values()), *PRESETS]
-    return Catalog(
+    catalog = Catalog(
         topologies=topologies,
         codes=declared(thalweg.codes, "CODE"),
         compressors=declared(thalweg.compress, "COMPRESSOR"),
-        presets=_by_name(presets),
+        presets=by_name(presets),
     )
+    types = {"topology": Topology, "compressor": Compressor, "code": CodeFamily}
+    for found in installed_parts(types):
+        catalog = catalog.with_installed(found)
+    if os.environ.get("RANK", "0") == "0":  # one of a job's processes is enough
+        for key, problem in catalog.refused.items():
+            reason = f"{problem}; repair that package or uninstall it"
+            log.warning("the %s %s can't be used: %s", *key, reason)
+    return catalog
 
 
 def parse_plan(text: str, catalog: Catalog | None = None) -> Plan:
@@ -298,23 +380,6 @@ def refuse_retired(transport: str | None) -> None:
         )
 
 
-def declared(package: ModuleType, constant: str) -> dict[str, Any]:
-    """The values that a folder's modules declare under this constant, by name."""
-    modules = (
-        import_module(f"{package.__name__}.{module.name}")
-        for module in pkgutil.iter_modules(package.__path__)
-    )
-    return _by_name([getattr(module, constant) for module in modules if hasattr(module, constant)])
-
-
-def _by_name(parts: Sequence[Any]) -> dict[str, Any]:
-    named = {part.name: part for part in parts}
-    for name, times in Counter(part.name for part in parts).items():
-        if times > 1:
-            raise PlanError(f"{times} parts are called {name!r}", "rename all but one")
-    return named
-
-
 def _preset_of(topology: Topology) -> Preset:
     def choose(values: dict[str, Any]) -> dict[str, Any]:
         own = {name: values[name] for name in topology.parameters}
@@ -328,15 +393,5 @@ def _preset_of(topology: Topology) -> Preset:
         summary=topology.summary,
         parameters={**topology.parameters, **(AVERAGED_PARAMETERS if topology.mixes else {})},
         choose=choose,
+        variants=topology.variants,
     )
-
-
-def _part(call: Call, names: dict[str, Any], kind: str) -> Any:
-    """The part that a plan names; PlanError if there is none of this kind and name."""
-    try:
-        return names[call.name]
-    except KeyError:
-        raise PlanError(
-            f"there is no {kind} {call.name!r}",
-            f"there are {listed(sorted(names))}" + nearest(call.name, names),
-        ) from None

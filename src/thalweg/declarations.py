@@ -55,6 +55,18 @@ class Code(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """A plan that advice tries: the text of a plan without compressor and settings, and when."""
+
+    text: str
+    several_racks: bool = False  # on clusters of several racks only
+    straggler: bool = False  # where a straggler was measured only
+    compressed: bool = False  # also with each compressor
+    alone: bool = True  # without a compressor; False if it makes no plan without one
+    place: int = 50  # among plans that take the same time, the lowest first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
     """One argument in a plan's text. A default of None means that Thalweg chooses; a string without
     choices is checked where it is used."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from thalweg.declarations import Parameter
+from thalweg.declarations import Parameter, Variant
 from thalweg.plan import Cadence, Choice, What
 from thalweg.schedules.topologies.shuffle import TOPOLOGY as SHUFFLE
 
@@ -54,12 +54,14 @@ def averaged(values: dict[str, Any]) -> What:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """A named combination; `choose` maps parameter values to choices (fields of `Plan`)."""
+    """A named combination; `choose` maps parameter values to choices (fields of `Plan`). Advice
+    tries `variants`; None stands for the preset with default arguments."""
 
     name: str
     summary: str
     choose: Callable[[dict[str, Any]], dict[str, Any]]
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    variants: tuple[Variant, ...] | None = None
 
 
 def _local_sgd(values: dict[str, Any]) -> dict[str, Any]:
@@ -80,11 +82,13 @@ PRESETS = (
         name=BASELINE_PLAN,
         summary="what torch's DistributedDataParallel does",
         choose=lambda values: {"topology": Choice("native")},
+        variants=(Variant(text=BASELINE_PLAN, place=0),),
     ),
     Preset(
         name="umw",
         summary="uncoded master and workers: a star",
         choose=lambda values: {"topology": Choice.of("star", {"root": None})},
+        variants=(Variant(text="umw", place=7),),
     ),
     Preset(
         name="gc",
@@ -94,6 +98,7 @@ PRESETS = (
             "topology": Choice.of("star", {"root": None}),
             "redundancy": _coded(values),
         },
+        variants=(),  # codes have them
     ),
     Preset(
         name="codedreduce",
@@ -106,6 +111,7 @@ PRESETS = (
             "topology": Choice.of("tree", {"fanout": values["fanout"]}),
             "redundancy": _coded(values),
         },
+        variants=(),
     ),
     Preset(
         name="lgc",
@@ -138,6 +144,7 @@ PRESETS = (
             "what": averaged(values),
             "cadence": Cadence(delay=values["delay"]),
         },
+        variants=(Variant(text="dssync", compressed=True, place=49),),
     ),
     Preset(
         name="local_sgd",
@@ -153,6 +160,15 @@ PRESETS = (
             **AVERAGED_PARAMETERS,
         },
         choose=_local_sgd,
+        variants=(
+            Variant(text="local_sgd(every=8)", compressed=True),
+            Variant(text="local_sgd(every=8, levels=rack)", several_racks=True, compressed=True),
+            Variant(
+                text="local_sgd(every=1, levels=rack, delay=1)",
+                several_racks=True,
+                compressed=True,
+            ),
+        ),
     ),
     Preset(
         name="auto",
@@ -166,5 +182,6 @@ PRESETS = (
             )
         },
         choose=lambda values: {"topology": Choice.of("auto", {"allow": values["allow"]})},
+        variants=(),
     ),
 )

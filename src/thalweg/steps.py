@@ -38,8 +38,8 @@ from thalweg.schedules import (
     reduce,
 )
 from thalweg.schedules.chunks import split
-from thalweg.schedules.topologies.hierarchical import COMPRESS_BETWEEN
 from thalweg.schedules.topologies.ring import ring
+from thalweg.schedules.topology import COMPRESS_BETWEEN
 
 MAX_CHAINS_IN_FLIGHT = 2  # chains that a rank's engine runs at the same time
 DDP_FIRST_BUCKET = Size.parse("1MiB")  # at which DDP closes its first bucket

@@ -7,8 +7,8 @@ import pytest
 from thalweg.bench.collectives import GLOO, CollectiveCase, entries, predicted
 from thalweg.facts import Cluster, Size, Workload
 from thalweg.predict import Symbols
-from thalweg.predict.closed_form.topologies import ring
 from thalweg.schedules import Group
+from thalweg.schedules.topologies.ring import ring_cost
 
 WORKLOAD = Workload.of_size(Size.parse("100MB"))  # four buckets
 
@@ -21,7 +21,7 @@ def cluster(interleaved: bool) -> Cluster:
 def test_torchs_own_row_is_a_ring_of_all_bytes_at_once(interleaved: bool, leaving: int) -> None:
     """In the order of the rank numbers, wherever they are."""
     place = cluster(interleaved)
-    form = ring(Symbols.of(Group.everybody(place), WORKLOAD.nbytes), leaving=leaving)
+    form = ring_cost(Symbols.of(Group.everybody(place), WORKLOAD.nbytes), leaving=leaving)
     assert predicted(CollectiveCase(GLOO, GLOO), place, WORKLOAD) == pytest.approx(form.seconds)
     assert predicted(CollectiveCase("ddp", GLOO), place, WORKLOAD) == pytest.approx(form.seconds)
 

@@ -32,6 +32,7 @@ def test_the_telling_ones_are_there() -> None:
         "interleaved-ranks",
         "late-workers",
         "nic-slows-half-way",
+        "one-late-host",
         "one-slow-nic",
         "oversubscribed-uplink",
         "overlap",

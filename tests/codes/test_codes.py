@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from contextlib import suppress
+from itertools import combinations, product
 from random import Random
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thalweg import Cluster, Group, parse_plan
+from thalweg.catalog import default_catalog
 from thalweg.codes.cyclic import best_seed, cyclic, matrix
 from thalweg.codes.cyclic_mds import cyclic_mds
 from thalweg.codes.fractional import FractionalRepetition
@@ -46,6 +48,17 @@ def test_every_set_of_stragglers_decodes_to_the_ones(code: Code) -> None:
         for late in combinations(range(code.members), number):
             assert_decodes_without(code, late)
     check_code(code)
+
+
+@pytest.mark.parametrize("family", default_catalog().codes)
+def test_every_family_decodes_to_the_ones(family: str) -> None:
+    """Of all sizes that it takes, from its declaration alone."""
+    made = 0
+    for members, stragglers in product(range(2, 7), range(3)):
+        with suppress(LayoutError):
+            check_code(default_catalog().codes[family].make(members, stragglers))
+            made += 1
+    assert made > 5
 
 
 @pytest.mark.parametrize("code", LARGE, ids=repr)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import log2
 
-from thalweg.predict.closed_form.symbols import Symbols
+from thalweg.schedules.closed_form import Symbols
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +24,9 @@ class Printed:
         return self.latency + self.transfer
 
 
-def ps(x: Symbols) -> Printed:
+def ps(x: Symbols, servers: int) -> Printed:
     """2(N-1) L alpha;  2 [(C-1) G S beta2 + (G-1) S beta1] / P"""
-    transfer = 2 * ((x.C - 1) * x.G * x.S * _between(x) + (x.G - 1) * x.S * x.beta1) / x.P
+    transfer = 2 * ((x.C - 1) * x.G * x.S * _between(x) + (x.G - 1) * x.S * x.beta1) / servers
     return Printed(2 * (x.N - 1) * x.L * x.alpha, transfer)
 
 

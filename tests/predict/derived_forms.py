@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import sqrt
 
-from thalweg.predict.closed_form.symbols import Cost, Symbols
-from thalweg.predict.closed_form.topologies import ring
+from thalweg.schedules.closed_form import Cost, Symbols
+from thalweg.schedules.topologies.ring import ring_cost
 
 
 def ds_sync(x: Symbols, together: int | None = None) -> Cost:
@@ -23,10 +23,10 @@ def ds_sync(x: Symbols, together: int | None = None) -> Cost:
     for a ring of G-1, which has 2(G-2) moves; and no term for the whole group of C, whose bytes on
     an uplink are a hierarchy's."""
     meeting = x.C if together is None else min(together, x.C)
-    between = ring(replace(x, N=meeting, C=meeting, G=1))
+    between = ring_cost(replace(x, N=meeting, C=meeting, G=1))
     if x.G < 2:
         return between
-    inside = ring(replace(x, N=x.G - 1, C=1, G=x.G - 1))
+    inside = ring_cost(replace(x, N=x.G - 1, C=1, G=x.G - 1))
     return max(between, inside, key=lambda term: term.seconds)
 
 

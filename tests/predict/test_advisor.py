@@ -6,10 +6,12 @@ from math import sqrt
 
 import pytest
 
+from tests.clusters import with_late
 from thalweg import Cluster, Situation, Size, Workload, advise
 from thalweg.declarations import Promise
 from thalweg.errors import UsageError
 from thalweg.facts import Costs, Duration, Rate, StragglerDelay, Tensor
+from thalweg.predict import predict
 from thalweg.predict.advisor import crossovers
 from thalweg.predict.estimate import Advice
 from thalweg.predict.what_if import scaled, slowest_nic, suppose, with_workers
@@ -152,3 +154,27 @@ def test_impossible_workers(workers: int) -> None:
 def test_impossible_computing(times: float) -> None:
     with pytest.raises(UsageError, match="times as fast"):
         suppose(situation(), compute=times)
+
+
+def with_one_late(workers: int, seconds: float, nic: str = "1gbit") -> Cluster:
+    late = StragglerDelay(probability=1.0, delay=Duration(seconds))
+    return with_late(Cluster.regular([workers], nic=nic, latency=Duration(1e-4)), {1: late})
+
+
+def test_a_straggler_is_waited_for_only_while_nothing_is_left_to_do() -> None:
+    """20 MB take 0.16 s: the others reduce-scatter 6/7 of that, and it is late for 0.3 s."""
+    given = situation(with_one_late(8, 0.3), job("20MB"))
+    ring, around = (predict(sync, given).parts for sync in ("ring", "stragglar"))
+    assert ring.waiting == pytest.approx(0.3)
+    assert 0.3 - 0.16 < around.waiting < 0.3 - 0.16 * 6 / 7 + 0.02
+    assert around.transfer + around.waiting < ring.transfer + ring.waiting - 0.1
+    by_form = predict("stragglar", given, by_form=True).parts
+    assert by_form.waiting == pytest.approx(0.3 - 0.16 * 6 / 7, abs=0.005)
+
+
+def test_a_plan_for_stragglers_is_advised_where_one_was_measured() -> None:
+    on_time = advise(situation(Cluster.regular([8], nic="1gbit"), job("20MB")))
+    assert "stragglar" not in {str(ranked.plan).split()[0] for ranked in on_time.ranking}
+    assert (
+        advise(situation(with_one_late(8, 0.3), job("20MB"))).best.plan.topology.name == "stragglar"
+    )

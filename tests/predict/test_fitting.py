@@ -22,10 +22,10 @@ from thalweg.facts import (
 )
 from thalweg.predict.calibration_trials import (
     MAX_SMALL_TRIAL_BYTES,
-    SLOWDOWN_TRIAL_KINDS,
     NetworkTrial,
     concurrent_flows,
     schedules,
+    slowdown_trial_kinds,
     wanted_trials,
 )
 from thalweg.predict.fitting import fit
@@ -51,7 +51,7 @@ def road_of(cluster: Cluster) -> TransportCosts:
         for kind, nbytes in wanted_trials(cluster, backend=False)
         if nbytes > MAX_SMALL_TRIAL_BYTES
     }
-    kinds = large - {*SLOWDOWN_TRIAL_KINDS}
+    kinds = large - {*slowdown_trial_kinds()}
     crowds = sorted({concurrent_flows(kind, cluster) for kind in kinds})
     return TransportCosts(
         message=FittedValue(MESSAGE),

@@ -10,10 +10,12 @@ from tests.predict.closed_form.test_topologies import FORMS
 from tests.schedules.test_topologies import build
 from thalweg.facts import Cluster, Duration
 from thalweg.facts.machine import FittedValue, TransportCosts
-from thalweg.predict.closed_form import topologies as forms
-from thalweg.predict.closed_form.symbols import Cost, Symbols
 from thalweg.predict.flow_simulator import FREE_TRANSPORT_COSTS, simulate
 from thalweg.schedules import Group, Schedule
+from thalweg.schedules.closed_form import Cost, Symbols
+from thalweg.schedules.topologies.halving_doubling import halving_doubling_cost
+from thalweg.schedules.topologies.hierarchical import hierarchical_cost
+from thalweg.schedules.topologies.ring import ring_cost
 
 EVEN = [(1, 2), (1, 8), (2, 4), (3, 5), (6, 3)]
 POWERS = [(1, 2), (1, 8), (2, 2), (2, 4), (4, 4)]
@@ -42,7 +44,7 @@ def last(
 def test_a_ring(racks: int, members: int, uplink: str, latency: str) -> None:
     cluster = cluster_of(racks, members, uplink=uplink, latency=latency)
     schedule, x = made("ring", cluster, 1000)
-    assert last(schedule, cluster) == pytest.approx(forms.ring(x).seconds, rel=1e-6)
+    assert last(schedule, cluster) == pytest.approx(ring_cost(x).seconds, rel=1e-6)
 
 
 @pytest.mark.parametrize("racks", [2, 3, 6])
@@ -55,7 +57,7 @@ def test_a_ring_of_long_latencies_pays_slow_links_only_where_it_crosses_them(rac
     crossings = -(-hops // 3)
     by_hand = hops * 10e-3 + crossings * 4000 * 8 / 300e6 + (hops - crossings) * 4000 * 8 / 1e9
     assert last(schedule, cluster) == pytest.approx(by_hand, rel=1e-6)
-    assert by_hand < forms.ring(x).seconds
+    assert by_hand < ring_cost(x).seconds
 
 
 @pytest.mark.parametrize(("racks", "members"), [(1, 84), (6, 14)])
@@ -65,14 +67,14 @@ def test_pieces_hide_a_large_rings_latencies(racks: int, members: int) -> None:
     cluster = cluster_of(racks, members, uplink="300mbit", latency="100us")
     schedule, x = made("ring", cluster, 12_500)
     assert len(schedule.sizes) > 84
-    assert last(schedule, cluster) == pytest.approx(forms.ring(x).transfer + 100e-6, rel=1e-3)
+    assert last(schedule, cluster) == pytest.approx(ring_cost(x).transfer + 100e-6, rel=1e-3)
 
 
 @pytest.mark.slow
 def test_a_ring_of_a_thousand() -> None:
     cluster = cluster_of(1, 1024, latency="1ms")
     schedule, x = made("ring", cluster, 100)
-    assert last(schedule, cluster) == pytest.approx(forms.ring(x).seconds, rel=1e-6)
+    assert last(schedule, cluster) == pytest.approx(ring_cost(x).seconds, rel=1e-6)
 
 
 @pytest.mark.parametrize(("racks", "members"), POWERS)
@@ -81,14 +83,14 @@ def test_a_ring_of_a_thousand() -> None:
 def test_halving_and_doubling(racks: int, members: int, uplink: str, latency: str) -> None:
     cluster = cluster_of(racks, members, uplink=uplink, latency=latency)
     schedule, x = made("halving_doubling", cluster, 1000)
-    assert last(schedule, cluster) == pytest.approx(forms.halving_doubling(x).seconds, rel=1e-6)
+    assert last(schedule, cluster) == pytest.approx(halving_doubling_cost(x).seconds, rel=1e-6)
 
 
 @pytest.mark.parametrize(("racks", "members"), POWERS)
 def test_a_hierarchy_in_one_slab(racks: int, members: int) -> None:
     cluster = cluster_of(racks, members, latency="10ms")
     schedule, x = made("hierarchical", cluster, 1000)
-    assert last(schedule, cluster) == pytest.approx(forms.hierarchical(x).seconds, rel=1e-6)
+    assert last(schedule, cluster) == pytest.approx(hierarchical_cost(x).seconds, rel=1e-6)
 
 
 def chunks(variant: str, schedule: Schedule, x: Symbols) -> int:

@@ -125,4 +125,4 @@ FILES = sorted(Path(thalweg.schedules.topologies.__path__[0]).glob("*.py"))
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_ours_are_small(path: Path) -> None:
-    assert len(path.read_text().splitlines()) < 130
+    assert len(path.read_text().splitlines()) < 200

@@ -13,7 +13,7 @@ import typer
 from rich.table import Table
 
 from thalweg import report
-from thalweg.catalog import SETTING_PARAMETERS, default_catalog
+from thalweg.catalog import PACKAGE_NAME, SETTING_PARAMETERS, default_catalog
 from thalweg.cli.options import ClusterOptions, SvgOption, option, with_bundles
 from thalweg.cli.output import Output, working, write_file
 from thalweg.declarations import Parameter, Value
@@ -96,13 +96,17 @@ def _workload(nbytes: str | None, model: Path | None) -> Workload:
 
 @with_bundles
 def plans(output: Output) -> None:
-    """List the plans, compressors and settings, with their arguments."""
+    """List the plans, compressors, codes and settings, with their arguments."""
     catalog = default_catalog()
     rows = [
         *(
-            _plan_row(kind, part.name, part.summary, part.parameters)
+            _plan_row(kind, part.name, part.summary, part.parameters, catalog.origin(kind, name))
             for kind, parts in (("plan", catalog.presets), ("compressor", catalog.compressors))
-            for part in parts.values()
+            for name, part in parts.items()
+        ),
+        *(
+            _plan_row("code", name, code.summary, {}, catalog.origin("code", name))
+            for name, code in catalog.codes.items()
         ),
         *(
             _plan_row("setting", name, part.help, {name: part})
@@ -112,6 +116,7 @@ def plans(output: Output) -> None:
     for kind, title in (
         ("plan", "Plans"),
         ("compressor", "Compressors, after +"),
+        ("code", "Codes, as code= of gc and codedreduce"),
         ("setting", "Settings, after @"),
     ):
         output.print(_plans_table(title, [row for row in rows if row["kind"] == kind]), "")
@@ -120,7 +125,11 @@ def plans(output: Output) -> None:
 
 
 def _plan_row(
-    kind: str, name: str, summary: str, parameters: Mapping[str, Parameter]
+    kind: str,
+    name: str,
+    summary: str,
+    parameters: Mapping[str, Parameter],
+    origin: str = PACKAGE_NAME,
 ) -> dict[str, Any]:
     arguments = [
         {
@@ -131,7 +140,13 @@ def _plan_row(
         }
         for argument, parameter in parameters.items()
     ]
-    return {"kind": kind, "name": name, "summary": summary, "arguments": arguments}
+    return {
+        "kind": kind,
+        "name": name,
+        "summary": summary,
+        "origin": origin,
+        "arguments": arguments,
+    }
 
 
 def _plans_table(title: str, rows: list[dict[str, Any]]) -> Table:
@@ -141,7 +156,8 @@ def _plans_table(title: str, rows: list[dict[str, Any]]) -> Table:
             (a["name"], a["default"] or "", _meaning(a["help"], a["choices"]))
             for a in row["arguments"]
         ] or [("", "", "")]
-        table.add_row(row["name"], row["summary"], *lines[0])
+        foreign = "" if row["origin"] == PACKAGE_NAME else f" (from {row['origin']})"
+        table.add_row(row["name"], row["summary"] + foreign, *lines[0])
         for line in lines[1:]:
             table.add_row("", "", *line)
     return table

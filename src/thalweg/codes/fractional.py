@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thalweg.codes.tree import TREE_ROOT, CodedTree, CodeFamily, refuse_what_does_not_fit
+from thalweg.declarations import Variant
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,4 +138,9 @@ CODE = CodeFamily(
     make=FractionalRepetition,
     build_tree=team_tree,
     partial=True,
+    variants=(
+        Variant(text="gc(stragglers=1)"),
+        Variant(text="gc(stragglers=2)"),
+        Variant(text="codedreduce(stragglers=1)"),
+    ),
 )

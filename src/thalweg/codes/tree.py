@@ -3,7 +3,8 @@
 The root is not a worker: it decodes, and computes nothing. It runs in a worker's process or in one
 of its own, and is called TREE_ROOT here. Every other node is a worker, identified by its rank.
 
-A family of codes is declared by a file in this folder that holds a `CODE`; nothing else changes.
+A family of codes is declared by a file in this folder, or an installed package's entry point, that
+holds a `CODE`; nothing else changes. Advice tries its `variants`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from thalweg.declarations import Code
+from thalweg.declarations import Code, Variant
 from thalweg.errors import LayoutError
 from thalweg.facts import counted
 
@@ -106,3 +107,4 @@ class CodeFamily:
     make: Callable[[int, int], Code]  # (members, stragglers)
     build_tree: BuildCodedTree
     partial: bool = False  # True if the answers of some are part of the sum
+    variants: tuple[Variant, ...] = ()

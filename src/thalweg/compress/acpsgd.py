@@ -55,5 +55,6 @@ COMPRESSOR = factorizer(
     summary="PowerSGD's factors by turns, one round a step",
     sizes=sizes,
     codec=ACPSGD,
+    variants=("acpsgd(rank=8)",),
     period=2,
 )

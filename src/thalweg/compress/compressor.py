@@ -1,5 +1,5 @@
-"""The declaration of a compressor. A file in this folder holds a `COMPRESSOR`, and nothing else
-changes.
+"""The declaration of a compressor. A file in this folder, or an installed package's entry point,
+holds a `COMPRESSOR`, and nothing else changes.
 
 - *summable*: payloads of different ranks can be added on the way, so any topology carries them.
 - *linear*: the payload of a weighted sum is the weighted sum of the payloads, so codes carry it.
@@ -14,6 +14,9 @@ units. `sizes(tensors, step, **arguments)` are the payloads for the tensors that
 the order in which they are sent. Those are the tensors of which `takes(tensor, **arguments)` is
 True; without it, the tensors whose payloads save bytes (`pays`). The others are sent uncompressed.
 `codec(segments, length, kernels, **arguments)` encodes and decodes (`codec.py`).
+
+Advice combines it with the arguments of `variants`, those that reached the accuracy of exact plans
+(docs/which-compressor-do-i-need.md); None stands for default arguments.
 """
 
 from __future__ import annotations
@@ -66,6 +69,7 @@ class Compressor:
     carries: str = "float32"  # the type of a summable payload's elements
     period: int = 1  # steps after which payloads repeat
     largest: float = inf  # magnitude that a payload can hold
+    variants: tuple[str, ...] | None = None
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
 
     def payloads(self, tensors: Sequence[Tensor], step: int, **arguments: Value) -> list[Payload]:

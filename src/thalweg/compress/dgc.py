@@ -52,6 +52,7 @@ COMPRESSOR = sparsifier(
     name="dgc",
     summary="top-k with momentum correction",
     codec=DGC,
+    variants=("dgc(ratio=0.05, momentum=0)",),
     parameters={
         "ratio": RATIO,
         "momentum": Parameter(

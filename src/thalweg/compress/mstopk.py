@@ -89,6 +89,7 @@ COMPRESSOR = sparsifier(
     name="mstopk",
     summary="top-k by a multi-sampling search for the threshold",
     codec=MSTopK,
+    variants=("mstopk(ratio=0.05)",),
     parameters={
         "ratio": RATIO,
         "samplings": Parameter(kind=int, default=20, least=1, help="passes of the search"),

@@ -236,4 +236,5 @@ COMPRESSOR = factorizer(
     summary="low-rank factors, summed in two all-reduce rounds",
     sizes=sizes,
     codec=PowerSGD,
+    variants=("powersgd(rank=4, warmup=30)",),
 )

@@ -51,4 +51,5 @@ COMPRESSOR = random_sparsifier(
     name="randomblock",
     summary="the same random run of elements on all ranks, summed in the all-reduce",
     codec=RandomBlock,
+    variants=("randomblock(ratio=0.5)",),
 )

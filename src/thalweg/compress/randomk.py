@@ -90,4 +90,5 @@ COMPRESSOR = random_sparsifier(
     name="randomk",
     summary="the same random elements on all ranks, summed in the all-reduce",
     codec=RandomK,
+    variants=("randomk(ratio=0.5)",),
 )

@@ -33,6 +33,7 @@ COMPRESSOR = sparsifier(
     name="topk",
     summary="the largest elements and their indices",
     codec=TopK,
+    variants=("topk(ratio=0.05)",),
     parameters={
         "ratio": RATIO,
         "exact": Parameter(

@@ -2,10 +2,10 @@
 
 from thalweg.predict.advisor import advise
 from thalweg.predict.closed_form.exchange import synchronisation_seconds
-from thalweg.predict.closed_form.symbols import Cost, Symbols
 from thalweg.predict.estimate import Advice, Breakdown, Estimate, Outcome, RankedPlan
 from thalweg.predict.predictor import predict
 from thalweg.predict.what_if import suppose
+from thalweg.schedules.closed_form import Cost, Symbols
 
 __all__ = [
     "Advice",

@@ -8,8 +8,8 @@ ps            all ranks to all ranks at the same time
 hierarchical  as many flows through an uplink as there are hosts behind it
 local         rings inside the hosts, without a link between ranks
 native        the backend's own all-reduce, in the buckets that DDP would have
-others        topologies whose connections pause and restart in one exchange, which slows some
-              networks down: their slowdown is the ratio of measured to simulated time
+others        topologies that declare it, whose connections pause and restart in one exchange, which
+              slows some networks down: their slowdown is the ratio of measured to simulated time
 """
 
 from __future__ import annotations
@@ -29,15 +29,8 @@ MAX_SMALL_TRIAL_BYTES = 4096  # up to this size the cost is that of messages
 SHORT_TRIAL_SECONDS, LONG_TRIAL_SECONDS, MAX_TRIAL_SECONDS = 0.1, 0.25, 0.5
 MAX_TRIAL_BYTES = 1 << 26  # shortens trials on fast links
 LOCAL_TRIAL_BYTES = 1 << 23  # of trials that cross no link
-SLOWDOWN_TRIAL_KINDS = ("halving_doubling", "double_tree", "star")
-# The topologies of kinds that differ from their name.
-TRIAL_TOPOLOGIES: Mapping[str, tuple[str, Mapping[str, Value]]] = {
-    "chain": ("tree", {"fanout": 1}),
-    "star": ("star", {"root": None}),
-    "gossip": ("gossip", {"graph": "ring"}),
-    "ps": ("ps", {"servers": None}),
-    "hierarchical": ("hierarchical", {"form": "parallel"}),
-}
+# The topologies of kinds that differ from their name; the others have default arguments.
+TRIAL_TOPOLOGIES: Mapping[str, tuple[str, Mapping[str, Value]]] = {"chain": ("tree", {"fanout": 1})}
 TRIAL_ITEM_BYTES = 4
 REFERENCE_TRIAL_BYTES = 1 << 22  # from which the seconds per byte are computed
 
@@ -65,7 +58,15 @@ def schedules(kind: str, cluster: Cluster, nbytes: int) -> tuple[Schedule, ...]:
 def _schedule(kind: str, group: Group, elements: int) -> Schedule:
     name, arguments = TRIAL_TOPOLOGIES.get(kind, (kind, {}))
     topology = default_catalog().topologies[name]
-    return topology.build(group, elements, TRIAL_ITEM_BYTES, 0, **arguments)
+    return topology.build(
+        group, elements, TRIAL_ITEM_BYTES, 0, **{**topology.defaults, **arguments}
+    )
+
+
+def slowdown_trial_kinds() -> tuple[str, ...]:
+    """The topologies whose slowdown is calibrated, each in a trial of its own."""
+    topologies = default_catalog().topologies.values()
+    return tuple(topology.name for topology in topologies if topology.is_calibrated)
 
 
 def in_buckets(elements: int) -> tuple[int, ...]:
@@ -103,7 +104,7 @@ def wanted_trials(
     if len(cluster.racks) > 1 and hosts > 1:
         yield "hierarchical", size("hierarchical")
     if hosts > 2:
-        for kind in SLOWDOWN_TRIAL_KINDS:
+        for kind in slowdown_trial_kinds():
             yield kind, size(kind)
     if backend:
         yield "native", MAX_SMALL_TRIAL_BYTES

@@ -1,16 +1,18 @@
 """The candidate plans of the advisor, by the weakest promise that the user allows.
 
-    exact     each topology without compression, and gradient codes
-    lossy     also ring and hierarchical with every compressor, and plans that wait for no straggler
+    exact     topologies without compression, and gradient codes
+    lossy     also topologies with every compressor, and plans that wait for no straggler
     eventual  also averages of parameters, alone and with every unbiased compressor
 
-Plans that don't fit the cluster (a tree for two workers, racks where there is one) are left out,
-with the reason.
+Topologies, compressors, codes and presets declare the variants of them that are worth trying. Plans
+that don't fit the cluster (a tree for two workers, racks where there is one) are left out, with the
+reason.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 from thalweg.catalog import Catalog
@@ -18,46 +20,9 @@ from thalweg.declarations import Promise
 from thalweg.errors import LayoutError, PlanError
 from thalweg.facts import Size, Workload
 from thalweg.plan import Plan
-from thalweg.presets import BASELINE_PLAN
 from thalweg.schedules import Group
 from thalweg.steps import refuse_what_cannot_run
 
-# Topologies for every cluster, then those for clusters of several racks.
-EXACT_PLANS = (
-    BASELINE_PLAN,
-    "ring",
-    "halving_doubling",
-    "double_tree",
-    "tree",
-    "tuned",
-    "ps",
-    "umw",
-)
-EXACT_RACK_PLANS = ("hierarchical", "hierarchical(form=leader)")
-# Gradient codes: each worker computes more than its part of the batch, and no rank waits for
-# stragglers.
-CODED_PLANS = ("gc(stragglers=1)", "gc(stragglers=2)", "codedreduce(stragglers=1)")
-# Topologies that are combined with each compressor, the second line for several racks.
-COMPRESSED_TOPOLOGIES = ("ring",)
-COMPRESSED_RACK_TOPOLOGIES = ("hierarchical", "hierarchical(compress=between)")
-# Arguments that reached the accuracy of exact plans: docs/which-compressor-do-i-need.md.
-TRAINED_COMPRESSORS = {
-    "acpsgd": "acpsgd(rank=8)",
-    "dgc": "dgc(ratio=0.05, momentum=0)",
-    "mstopk": "mstopk(ratio=0.05)",
-    "powersgd": "powersgd(rank=4, warmup=30)",
-    "randomblock": "randomblock(ratio=0.5)",
-    "randomk": "randomk(ratio=0.5)",
-    "topk": "topk(ratio=0.05)",
-}
-# Lossy plans without compression: gradients of stragglers are applied in a later step.
-ASYNC_PLANS = ("lgc", "asp")
-# Plans that average parameters instead of gradients, then those for clusters of several racks.
-AVERAGING_PLANS = ("dssync", "gossip", "gossip(graph=exponential)", "local_sgd(every=8)")
-AVERAGING_RACK_PLANS = (
-    "local_sgd(every=8, levels=rack)",
-    "local_sgd(every=1, levels=rack, delay=1)",
-)
 MAX_COMPILED_WORKERS = 256  # larger groups are never simulated, so nothing is compiled for them
 MIN_BUCKET_BYTES = 64 * 1024
 
@@ -73,9 +38,11 @@ def candidates(
     """The plans with at least the promise `allow` that fit the group; and the other plans' texts,
     with the reason why each doesn't fit. Codes need `has_data`: workers can be given more samples
     than their share. `refuse` raises PlanError for other plans to exclude."""
-    plans: list[Plan] = []
+    allowed, plans = as_strong_as(allow), list[Plan]()
     left_out: dict[str, str] = {}
-    for text in dict.fromkeys(_texts(group, allow, catalog)):
+    for text, promise in _texts(group, catalog):
+        if promise not in allowed:
+            continue
         try:
             plan = catalog.plan(text)
             if group.size <= MAX_COMPILED_WORKERS:  # closed forms take every group or refuse it
@@ -84,26 +51,35 @@ def candidates(
         except (PlanError, LayoutError) as error:
             left_out[text] = error.problem
             continue
-        if catalog.guarantee(plan).promise in as_strong_as(allow):
+        if catalog.guarantee(plan).promise in allowed:
             plans.append(plan)
     return plans, left_out
 
 
-def _texts(group: Group, allow: Promise, catalog: Catalog) -> Iterator[str]:
-    racks = len(group.racks) > 1
-    yield from EXACT_PLANS
-    yield from EXACT_RACK_PLANS if racks else ()
-    yield from CODED_PLANS
-    compressors = [TRAINED_COMPRESSORS.get(name, name) for name in sorted(catalog.compressors)]
-    if allow in (Promise.LOSSY, Promise.EVENTUAL):
-        for text in (*COMPRESSED_TOPOLOGIES, *(COMPRESSED_RACK_TOPOLOGIES if racks else ())):
-            yield from (f"{text}+{compressor}" for compressor in compressors)
-        yield from ASYNC_PLANS
-    if allow is Promise.EVENTUAL:
-        unbiased = [name for name, c in sorted(catalog.compressors.items()) if not c.biased]
-        for text in (*AVERAGING_PLANS, *(AVERAGING_RACK_PLANS if racks else ())):
-            yield text
-            yield from (f"{text}+{name}" for name in unbiased)
+def _texts(group: Group, catalog: Catalog) -> list[tuple[str, Promise]]:
+    """The texts of the plans that parts declare for such a group, each with the promise that its
+    combination has at best; in the order of promises, and in each as their places are."""
+    delays = [group.cluster.host(rank).late for rank in group.ranks]
+    has_straggler = any(late.probability * late.delay.seconds for late in delays)
+    found: list[tuple[str, Promise]] = []
+    for variant in catalog.variants:
+        if variant.several_racks and len(group.racks) == 1:
+            continue
+        if variant.straggler and not has_straggler:
+            continue
+        promise, mixes = Promise.EXACT, False
+        if variant.alone:
+            with suppress(PlanError):  # which `candidates` meets again
+                plan = catalog.plan(variant.text)
+                promise, mixes = catalog.guarantee(plan).promise, plan.averages_parameters
+            found.append((variant.text, promise))
+        lossy = Promise.EVENTUAL if mixes else Promise.LOSSY
+        for _, compressor in sorted(catalog.compressors.items()) if variant.compressed else ():
+            if not (mixes and compressor.biased):
+                texts = compressor.variants
+                names = (compressor.name,) if texts is None else texts
+                found += [(f"{variant.text}+{name}", lossy) for name in names]
+    return sorted(dict.fromkeys(found), key=lambda each: list(Promise).index(each[1]))
 
 
 def as_strong_as(promise: Promise) -> list[Promise]:

@@ -25,10 +25,10 @@ from thalweg.facts import Cluster, Duration, FittedValue, Machine, Situation, Tr
 from thalweg.facts.units import MAD_TO_DEVIATION
 from thalweg.predict.calibration_trials import (
     MAX_SMALL_TRIAL_BYTES,
-    SLOWDOWN_TRIAL_KINDS,
     NetworkTrial,
     concurrent_flows,
     schedules,
+    slowdown_trial_kinds,
 )
 from thalweg.predict.flow_simulator import FREE_TRANSPORT_COSTS, FlowSimulator
 
@@ -135,7 +135,7 @@ class _Fit:
         by_flows: dict[int, dict[str, _TrialSimulation]] = {}
         for simulation in self._large:
             flows = concurrent_flows(simulation.kind, self.cluster)
-            if flows and simulation.kind not in SLOWDOWN_TRIAL_KINDS:  # the largest of its kind
+            if flows and simulation.kind not in slowdown_trial_kinds():  # the largest of its kind
                 by_flows.setdefault(flows, {})[simulation.kind] = simulation
         shares: Shares = ()
         for flows, alike in sorted(by_flows.items()):
@@ -148,7 +148,7 @@ class _Fit:
     def slowdowns(self, costs: TransportCosts) -> TransportCosts:
         """The costs with the slowdown of the schedules that restart connections."""
         largest = {simulation.kind: simulation for simulation in self._large}
-        found = [largest[kind] for kind in SLOWDOWN_TRIAL_KINDS if kind in largest]
+        found = [largest[kind] for kind in slowdown_trial_kinds() if kind in largest]
         ratios = (one.measured / one(self.latency, costs, self.burst) for one in found)
         drag = zip(found, ratios, strict=True)
         return replace(

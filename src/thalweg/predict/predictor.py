@@ -19,7 +19,7 @@ import numpy as np
 
 from thalweg.catalog import default_catalog, parse_plan
 from thalweg.errors import PlanError
-from thalweg.facts import Situation, TransportCosts
+from thalweg.facts import Duration, Situation, StragglerDelay, TransportCosts
 from thalweg.plan import Plan
 from thalweg.predict import straggler_recurrence as stragglers
 from thalweg.predict.closed_form.step import closed_form_breakdown
@@ -152,7 +152,10 @@ class PredictionInput:
         return self._until_quorum() if quorum else self._until_all(), BY_SIMULATION
 
     def simulated(
-        self, chains: StepChains, shares: Mapping[int, float] | None = None
+        self,
+        chains: StepChains,
+        shares: Mapping[int, float] | None = None,
+        delays: Mapping[int, float] | None = None,
     ) -> Mapping[int, RankTimes]:
         """The simulated steps. If the plan leaves open whether compression overlaps with backward,
         both are simulated and the faster counts, as in a run."""
@@ -171,6 +174,7 @@ class PredictionInput:
                 steps,
                 serial=serial,
                 shares=shares,
+                delays=delays,
             )
             for serial in ((False, True) if both else (overlap is False,))
         ]
@@ -189,13 +193,26 @@ class PredictionInput:
         if not self._has_stragglers:
             return parts
         if not self.plan.averages_parameters:
-            delays = [self.cluster.host(rank).late for rank in ranks]
+            delays = self._delays(chains, mean_step_seconds(simulated))
             return replace(parts, waiting=stragglers.expected_latest(delays))
         delay = stragglers.draw(self.cluster, ranks)
         exchanges = _group_exchanges(chains, simulated, self.group)
         late = stragglers.group_step_seconds(exchanges, compute, delay)
         punctual = stragglers.group_step_seconds(exchanges, compute, 0 * delay)
         return replace(parts, waiting=max(0.0, late - punctual))
+
+    def _delays(self, chains: StepChains, punctual: float) -> list[StragglerDelay]:
+        """The delays of all ranks; of the straggler that the topology expects, the part in which
+        the others have nothing to do."""
+        late = {rank: self.cluster.host(rank).late for rank in self.group.ranks}
+        expected = default_catalog().topologies[self.plan.topology.name].straggler
+        if expected is not None:
+            rank = expected(self.group, **self.plan.topology.arguments)
+            seconds = late[rank].delay.seconds
+            delayed = mean_step_seconds(self.simulated(chains, delays={rank: seconds}))
+            shown = Duration(min(seconds, max(0.0, delayed - punctual)))
+            late[rank] = replace(late[rank], delay=shown)
+        return list(late.values())
 
     def _until_quorum(self) -> Breakdown:
         """The breakdown of a plan whose steps wait for a quorum: of a coded tree, or of the first k

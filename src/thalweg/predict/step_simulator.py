@@ -65,13 +65,18 @@ def simulate_steps(
     *,
     serial: bool = False,
     shares: Mapping[int, float] | None = None,
+    delays: Mapping[int, float] | None = None,
 ) -> dict[int, RankTimes]:
     """The times of each rank in `steps` simulated steps and the warm-up. With `serial`, buckets are
-    submitted after backward; `shares` are the N-th parts of the batch that each rank computes."""
+    submitted after backward; `shares` are the N-th parts of the batch that each rank computes, and
+    `delays` the seconds by which stragglers begin each step later."""
     flows = FlowSimulator(cluster, transport, machine.burst)
     steps += SIMULATED_WARMUP_STEPS
     job = _SharedExchanges(chains, flows, costs, steps, machine.contention, serial)
-    ranks = [_SimulatedRank(job, rank, (shares or {}).get(rank, 1.0)) for rank in chains.ranks]
+    ranks = [
+        _SimulatedRank(job, rank, (shares or {}).get(rank, 1.0), (delays or {}).get(rank, 0.0))
+        for rank in chains.ranks
+    ]
     for rank in ranks:
         _advance(rank.steps())
     flows.run()
@@ -114,12 +119,13 @@ class _SharedExchanges:
 class _SimulatedRank:
     """The training thread of a rank, and its engine, which exchanges buckets."""
 
-    def __init__(self, job: _SharedExchanges, number: int, shares: float) -> None:
+    def __init__(self, job: _SharedExchanges, number: int, shares: float, delay: float) -> None:
         self.number = number
         self.marks = RankTimes()
         self._job = job
         self._flows = job.flows
         self._shares = shares
+        self._delay = delay
         self._step = 0
         self._computes = False
         self._codec_seconds = 0.0  # by which codecs delay backward
@@ -138,6 +144,8 @@ class _SimulatedRank:
         for self._step in range(job.steps):
             chains = job.chains.at(self._step)[self.number]
             self._computes, self._codec_seconds = True, 0.0
+            if self._delay:
+                yield partial(self._sleep, self._delay)
             if plan.averages_parameters:
                 yield from self._compute(forward + backward + optimizer)
                 self._end_compute()

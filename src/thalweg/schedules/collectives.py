@@ -7,10 +7,12 @@ whole vector, block j of which is for the j-th rank.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from thalweg.errors import LayoutError
 from thalweg.schedules.chunks import in_pieces, pieces, singles, split
+from thalweg.schedules.closed_form import ClosedForm, Cost, Phase, Symbols, cost
 from thalweg.schedules.group import Group
 from thalweg.schedules.moves import Program
 from thalweg.schedules.programs import down, exchange, ring_gather, up
@@ -124,3 +126,43 @@ def rack_tree(
         raise LayoutError(f"root {root} is not in the group", f"choose one of {group.ranks}")
     tree = over_racks(group.racks_from(root), heap(fanout))
     return tree, tuple(split(elements, pieces(group, elements * itemsize, 2 * tree.depth)))
+
+
+def all_gather_cost(x: Symbols) -> Cost:
+    """A ring in the order of the racks, S being the bytes that every member has in the end:
+
+        (N-1) alpha;   (N-1)/N S max{beta1, beta2}
+
+    Payloads that can't be summed are gathered by it: N of them, S = N times one."""
+    moves, share = x.N - 1, (x.N - 1) / x.N * x.S
+    crossings, uplink = (min(moves, x.C), share) if x.C > 1 else (0, 0.0)
+    return cost(replace(x, k=1), Phase(moves=moves, crossings=crossings, nic=share, uplink=uplink))
+
+
+def all_to_all_cost(x: Symbols) -> Cost:
+    """Every member sends an N-th of its S to each of the others. No rack reduces before it sends,
+    so all messages of a rack's G members to the N-G others go through its uplink:
+
+        (N-1) alpha;   S max{ (N-1)/N beta1, G (N-G)/N beta2 }
+
+    A two-shot exchange of compressed payloads is this and an all-gather of as many bytes."""
+    outside = x.G * (x.N - x.G) / x.N * x.S if x.C > 1 else 0.0
+    there = Phase(moves=x.N - 1, crossings=int(x.C > 1), nic=(x.N - 1) / x.N * x.S, uplink=outside)
+    return cost(replace(x, k=1), there)
+
+
+def chain_cost(x: Symbols) -> Cost:
+    """A chain of N members in a rack that broadcasts S, or reduces to one end: N-1 hops, each over
+    links of its own.
+
+        (N+k-2) (alpha + S beta1/k)"""
+    hop = Phase(moves=1, nic=x.S)
+    return cost(x, *[hop] * (x.N - 1), busiest=hop if x.N > 1 else Phase())
+
+
+COLLECTIVE_FORMS: Mapping[str, ClosedForm] = {
+    "all_gather": all_gather_cost,
+    "all_to_all": all_to_all_cost,
+    "reduce": chain_cost,
+    "broadcast": chain_cost,
+}

@@ -132,6 +132,7 @@ def attach(
             "kept apart": str(group.contended) if averages else "",
             # schedules depend on rates and names
             "cluster": blake2b(format_cluster(group.cluster).encode(), digest_size=4).hexdigest(),
+            "packages of the plan": default_catalog().packages(requested),
             "THALWEG_ENCRYPTION": world.security.mode,
             "THALWEG_SECRET": world.security.fingerprint,
         }

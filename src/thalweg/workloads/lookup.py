@@ -15,8 +15,8 @@ from types import ModuleType
 from typing import TypeVar
 
 import thalweg.workloads
-from thalweg.catalog import declared
 from thalweg.declarations import fill_defaults, listed, nearest
+from thalweg.discovery import declared
 from thalweg.errors import PlanError, ThalwegError, WorkloadError
 from thalweg.plan import PlanText
 from thalweg.workloads.job import Job, JobKind

@@ -21,6 +21,7 @@ PLANS = [
     "ps",
     "ps(servers=2)",
     "ring",
+    "stragglar",
     "ddp",
     "tree",
     "double_tree",

@@ -10,9 +10,9 @@ import pytest
 from thalweg.errors import PlanError
 from thalweg.facts import Cluster, Costs, Duration, Situation, Size, StragglerDelay, Workload
 from thalweg.predict import Symbols, predict
-from thalweg.predict.closed_form import topologies as forms
 from thalweg.predict.straggler_recurrence import expected_latest
 from thalweg.schedules import Group, all_gather, all_to_all, traffic
+from thalweg.schedules.collectives import all_gather_cost, all_to_all_cost, chain_cost
 
 LASTS = Costs(forward=Duration(0.02), backward=Duration(0.05), optimizer=Duration(0.01))
 JOB = replace(Workload.of_size(Size.parse("20MB")), costs=LASTS)
@@ -26,6 +26,7 @@ JOB = replace(Workload.of_size(Size.parse("20MB")), costs=LASTS)
         "double_tree",
         "hierarchical",
         "umw",
+        "stragglar",
         "ring+fp16",
         "ring+int8",
         "ring+topk",
@@ -51,8 +52,8 @@ def test_bytes_of_what_compressors_exchange(racks: int, members: int) -> None:
     elements = 1000 * group.size
     x = Symbols.of(group, 4 * elements)
     for form, schedule in (
-        (forms.all_gather(x), all_gather(group, elements, 4)),
-        (forms.all_to_all(x), all_to_all(group, elements, 4)),
+        (all_gather_cost(x), all_gather(group, elements, 4)),
+        (all_to_all_cost(x), all_to_all(group, elements, 4)),
     ):
         links = traffic(schedule, cluster).links
         for kind, expected in (("nic", form.nic), ("uplink", form.uplink)):
@@ -63,7 +64,7 @@ def test_bytes_of_what_compressors_exchange(racks: int, members: int) -> None:
 def test_a_chain_is_a_pipeline() -> None:
     """(N + k - 2)(alpha + S beta/k) of five members and four chunks."""
     x = Symbols(N=5, G=5, S=4e6, alpha=1e-3, beta1=1e-8, k=4)
-    assert forms.chain(x).seconds == pytest.approx((5 + 4 - 2) * (1e-3 + 1e-2))
+    assert chain_cost(x).seconds == pytest.approx((5 + 4 - 2) * (1e-3 + 1e-2))
 
 
 def test_a_ring_by_hand() -> None:

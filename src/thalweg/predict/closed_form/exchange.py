@@ -17,10 +17,10 @@ from dataclasses import replace
 from thalweg.catalog import Catalog, default_catalog
 from thalweg.facts import Workload
 from thalweg.plan import Plan
-from thalweg.predict.closed_form.symbols import Symbols, is_even
-from thalweg.predict.closed_form.topologies import form_of
 from thalweg.redundancy import waits_for_nobody
 from thalweg.schedules import Group, together, traffic
+from thalweg.schedules.closed_form import Cost, Symbols, is_even
+from thalweg.schedules.collectives import COLLECTIVE_FORMS
 from thalweg.steps import Round, compile_step, cycle
 
 MAX_PERIOD_TURNS = 64  # turns that are averaged, of a period that may be thousands
@@ -31,48 +31,55 @@ def synchronisation_seconds(
 ) -> float | None:
     """The mean over the turns of a period, each of a step at which all ranks synchronise.
 
-    None if nothing is sent, and for plans without a closed form: `auto`, plans that wait for
-    nobody, and topologies that `form_of` doesn't know.
+    None if nothing is sent, and for plans without a closed form: plans that have no topology yet or
+    wait for nobody, and topologies that declare none.
     """
     catalog = catalog or default_catalog()
-    if plan.topology.name == "auto" or waits_for_nobody(plan):
+    if plan.topology.name not in catalog.topologies or waits_for_nobody(plan):
         return None
     every, total = plan.cadence.every, 0.0
     turns = min(cycle(plan, group, catalog) // every, MAX_PERIOD_TURNS)
     for turn in range(turns):
         step = compile_step(plan, group, workload, turn * every + every - 1, catalog)
         for _, rounds in step.concurrent:
-            seconds = _concurrent_seconds(rounds, plan, turn)
+            seconds = _concurrent_seconds(rounds, plan, turn, catalog)
             if seconds is None:
                 return None
             total += seconds
     return total / turns or None
 
 
-def _concurrent_seconds(rounds: Sequence[Round], plan: Plan, turn: int) -> float | None:
-    exact = all(map(_is_exact, rounds))
-    slowest = 0.0 if exact else _busiest_seconds(rounds)  # groups may share a host's NIC
-    for round_ in rounds:
-        schedule, nbytes = round_.schedule, round_.payload.nbytes
-        if schedule.name == "all_gather":
-            nbytes = sum(schedule.sizes) * round_.payload.itemsize
-        form, lanes = form_of(schedule.name, plan.topology.arguments, round_.group, turn)
-        if form is None:
-            return None
-        x = Symbols.of(round_.group, nbytes)
-        cost = form(replace(x, k=len(schedule.sizes) // lanes))
-        if exact:
-            slowest = max(slowest, cost.seconds)
-        elif busiest := _busiest_seconds([round_]):  # 0 if all members are on one host
+def _concurrent_seconds(
+    rounds: Sequence[Round], plan: Plan, turn: int, catalog: Catalog
+) -> float | None:
+    costs = [cost for round_ in rounds if (cost := _cost(round_, plan, turn, catalog)) is not None]
+    if len(costs) < len(rounds):
+        return None
+    if all(cost.exact and is_even(r.group) for cost, r in zip(costs, rounds, strict=True)):
+        return max(cost.seconds for cost in costs)
+    slowest = _busiest_seconds(rounds)  # groups may share a host's NIC
+    for cost, round_ in zip(costs, rounds, strict=True):
+        if busiest := _busiest_seconds([round_]):  # 0 if all members are on one host
             slowest = max(slowest, cost.latency + cost.transfer * busiest / cost.busiest)
     return slowest
 
 
-def _is_exact(round_: Round) -> bool:
-    """True if the form's bytes are the schedule's."""
-    group = round_.group
-    powers = all(n & (n - 1) == 0 for n in (len(group.racks), len(group.racks[0])))
-    return is_even(group) and (powers or round_.schedule.name != "halving_doubling")
+def _cost(round_: Round, plan: Plan, turn: int, catalog: Catalog) -> Cost | None:
+    """The cost of a round by the form of its schedule, which may be another topology's than the
+    plan's; None without a form."""
+    schedule, nbytes = round_.schedule, round_.payload.nbytes
+    if schedule.name == "all_gather":
+        nbytes = sum(schedule.sizes) * round_.payload.itemsize
+    x = Symbols.of(round_.group, nbytes)
+    if schedule.name in COLLECTIVE_FORMS:
+        return COLLECTIVE_FORMS[schedule.name](replace(x, k=len(schedule.sizes)))
+    own = catalog.topologies[plan.topology.name]
+    topology = catalog.topologies.get(schedule.name, own)
+    if topology.form is None:
+        return None
+    arguments = plan.topology.arguments if topology is own else topology.defaults
+    chunks = len(schedule.sizes) // topology.lanes(round_.group, **arguments)
+    return topology.form(replace(x, k=chunks, turn=turn), **arguments)
 
 
 def _busiest_seconds(rounds: Sequence[Round]) -> float:

@@ -9,9 +9,12 @@ are built over the racks, rooted at different members.
 
 from __future__ import annotations
 
+from thalweg.declarations import Variant
 from thalweg.schedules import Group, Schedule, Topology, all_reduce
 from thalweg.schedules.chunks import in_pieces, pieces, split
+from thalweg.schedules.closed_form import Cost, Symbols
 from thalweg.schedules.programs import down, in_turn, side_by_side, up
+from thalweg.schedules.topologies.tree import cost_of_trees
 from thalweg.schedules.trees import binary, complement, over_racks
 
 
@@ -29,8 +32,24 @@ def double_tree(group: Group, elements: int, itemsize: int, step: int) -> Schedu
     return all_reduce("double_tree", group, sizes, itemsize, program)
 
 
+def double_tree_cost(x: Symbols) -> Cost:
+    """Half of S on each of two binary trees, in which the leaves of one are inner in the other.
+
+    The table has 2(log N + k) (alpha + S beta2/k). With its degrees of two in full and two children
+    that send half of S each, this is right for one rack of an even number of members, but for one
+    chunk too many. Over racks the depth is that of the racks' tree and of the tree in a rack,
+    ceil(log2 C) + ceil(log2 G), and a rack's root has children in both, so its NIC carries up to
+    2.5 S.
+    """
+    return cost_of_trees(x, [binary, complement])
+
+
 TOPOLOGY = Topology(
     name="double_tree",
     summary="two complementary binary trees, half of the data each: few moves, every NIC busy",
     build=double_tree,
+    form=double_tree_cost,
+    lanes=lambda group: 2,
+    variants=(Variant(text="double_tree", place=3),),
+    is_calibrated=True,
 )

@@ -13,9 +13,13 @@ gives all it has to its neighbour, and gets the result from it in the end, as in
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from math import floor, log2
 
+from thalweg.declarations import Variant
 from thalweg.schedules import Group, Move, MoveKind, Schedule, Topology, all_reduce
 from thalweg.schedules.chunks import split
+from thalweg.schedules.closed_form import Cost, Phase, Symbols, cost
 from thalweg.schedules.moves import Span
 
 
@@ -56,8 +60,40 @@ def halving_doubling(group: Group, elements: int, itemsize: int, step: int) -> S
     return all_reduce("halving_doubling", group, split(elements, 1 << stages), itemsize, program)
 
 
+def halving_doubling_cost(x: Symbols) -> Cost:
+    """Exchanges of S/2, S/4, ... at distance 1, 2, ..., and back (Rabenseifner). The first log2 G
+    stay in the rack, and move (G-1)/G S; in the others all G members cross, with (C-1)/N S each:
+
+        2 log2 N alpha;   2(G-1)/G S beta1 + 2(C-1)/C S max{beta2, beta1/G}
+
+    The stages are sequential, so this is the time of a hierarchy without overlap. If N is no power
+    of two, some members first send all of S to a neighbour and receive the result last: 2 moves
+    and S in each direction more, on p = 2^floor(log2 N) members. Not in the table."""
+    core = 1 << floor(log2(x.N))
+    inside = min(core, 1 << floor(log2(x.G)))
+    across = core // inside if x.C > 1 else 1
+    inside = core // across
+    guest = Phase(moves=1, nic=x.S) if core < x.N else Phase()
+    near = Phase(moves=2 * floor(log2(inside)), nic=2 * (inside - 1) / inside * x.S)
+    stages = 2 * floor(log2(across))
+    far = Phase(
+        moves=stages,
+        crossings=stages,
+        nic=2 * (across - 1) / core * x.S,
+        uplink=2 * (across - 1) / across * x.S,
+    )
+    # A member with a guest first receives S from it and last sends it S: one in each direction.
+    load = Phase(nic=near.nic + far.nic + guest.nic, uplink=far.uplink)
+    whole = cost(replace(x, k=1), guest, near, far, guest, busiest=load)
+    powers = all(number & (number - 1) == 0 for number in (x.C, x.G))
+    return replace(whole, each=0.0, exact=powers)
+
+
 TOPOLOGY = Topology(
     name="halving_doubling",
     summary="exchanges of halves at doubling distance: a ring's bytes in 2 log2 N moves",
     build=halving_doubling,
+    form=halving_doubling_cost,
+    variants=(Variant(text="halving_doubling", place=2),),
+    is_calibrated=True,
 )

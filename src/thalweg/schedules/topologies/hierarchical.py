@@ -22,14 +22,14 @@ from collections.abc import Sequence
 from fractions import Fraction
 from itertools import pairwise
 
-from thalweg.declarations import Parameter
+from thalweg.declarations import Parameter, Variant
 from thalweg.schedules import Group, Program, Schedule, Topology, all_reduce
 from thalweg.schedules.chunks import pieces, singles, split
+from thalweg.schedules.closed_form import Cost, Phase, Symbols, cost
 from thalweg.schedules.moves import Span
 from thalweg.schedules.programs import down, in_turn, ring_gather, ring_reduce, up
+from thalweg.schedules.topology import COMPRESS_BETWEEN
 from thalweg.schedules.trees import heap, over
-
-COMPRESS_BETWEEN = "between"
 
 
 def hierarchical(
@@ -94,10 +94,67 @@ def _owned(members: int, shares: list[Fraction], stretch: list[Span]) -> list[li
     return [[(stretch[low][0], stretch[high - 1][1])] for low, high in pairwise(bounds)]
 
 
+def hierarchical_cost(x: Symbols, form: str = "parallel", **_: object) -> Cost:
+    """Reduce-scatter in the racks, all-reduce of each part between its owners, all-gather:
+
+        2(G+C-2) alpha;   2(G-1)/G S beta1 + 2(C-1)/C S max{beta2, beta1/G}   with k = 1,
+        max{ [2(G-1)/G + 2(C-1)/N] S beta1, 2(C-1)/C S beta2 }                as k grows
+
+    The table has the first, without overlap: NICs idle while the uplinks are busy. An uplink
+    carries as much as with DS-Sync's whole inter-rack group; no all-reduce sends less."""
+    if form == "leader":
+        return leaders_cost(x)
+    inside = Phase(moves=x.G - 1, nic=(x.G - 1) / x.G * x.S)
+    across = Phase(
+        moves=2 * (x.C - 1),
+        crossings=2 * (x.C - 1),
+        nic=2 * (x.C - 1) / x.C * x.S / x.G,
+        uplink=2 * (x.C - 1) / x.C * x.S,
+    )
+    return cost(x, inside, across, inside)
+
+
+def leaders_cost(x: Symbols) -> Cost:
+    """A chain in each rack reduces to its leader, the leaders form a ring, and the chain broadcasts
+    the result: 2(G-1) hops of S, and 2(C-1)/C S through a leader's NIC and uplink besides.
+
+        2(G+C-2) alpha;   2(G-1) S beta1 + 2(C-1)/C S max{beta1, beta2}       with k = 1,
+        max{ 2 S beta1, [1 + 2(C-1)/C] S beta1, 2(C-1)/C S beta2 }            as k grows
+
+    The table's 2(G-1)/G S beta1 would be a ring in the rack, which leaves no sum at the leader
+    without S (G-1)/G more to gather it."""
+    chain, share = x.G - 1, 2 * (x.C - 1) / x.C * x.S
+    hop = Phase(moves=1, nic=x.S)
+    leaders = Phase(moves=2 * (x.C - 1), crossings=2 * (x.C - 1), nic=share, uplink=share)
+    in_chain = min(chain, 2) * x.S  # an inner member sends in both directions
+    nic = max(in_chain, min(chain, 1) * x.S + share)
+    load = Phase(moves=max(1, leaders.moves), nic=nic, uplink=share)
+    return cost(x, *[hop] * chain, leaders, *[hop] * chain, busiest=load)
+
+
+def lanes(group: Group, form: str = "parallel", **_: object) -> int:
+    """The chunks of a slab, which are in different rings."""
+    parts = {i / len(rack) for rack in group.racks for i in range(len(rack))}
+    return len(group.racks) * (1 if form == "leader" else len(parts))
+
+
 TOPOLOGY = Topology(
     name="hierarchical",
     summary="inside the racks, then between them: an uplink carries as little as it can",
     build=hierarchical,
+    form=hierarchical_cost,
+    lanes=lanes,
+    variants=(
+        Variant(text="hierarchical", several_racks=True, compressed=True, place=8),
+        Variant(text="hierarchical(form=leader)", several_racks=True, place=8),
+        Variant(
+            text="hierarchical(compress=between)",
+            several_racks=True,
+            compressed=True,
+            alone=False,
+            place=8,
+        ),
+    ),
     parameters={
         "form": Parameter(
             kind=str,

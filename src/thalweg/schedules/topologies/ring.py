@@ -9,9 +9,12 @@ on the wire, the first is added and passed on.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from thalweg.declarations import Variant
 from thalweg.schedules import Group, Schedule, Topology, all_reduce
 from thalweg.schedules.chunks import in_pieces, split
+from thalweg.schedules.closed_form import Cost, Phase, Symbols, cost
 from thalweg.schedules.programs import in_turn, ring_gather, ring_reduce
 
 
@@ -36,8 +39,24 @@ def round_ring(
     return all_reduce(name, group, sizes, itemsize, program)
 
 
+def ring_cost(x: Symbols, leaving: int = 1) -> Cost:
+    """Every member sends 2(N-1) parts of S/N, and receives as many (Patarasuk and Yuan, 2009):
+
+        2(N-1) alpha;   2(N-1)/N S max{beta1, r beta2}
+
+    where r, `leaving`, is the number of members of a rack whose successor is in another rack. A
+    ring in the order of the racks leaves each once; one that alternates between racks leaves at
+    every hop, r = G. The table has r = 1, and beta2 for max{beta1, beta2}."""
+    moves, share = 2 * (x.N - 1), 2 * (x.N - 1) / x.N * x.S
+    crossings = min(moves, 2 * x.C * leaving) if x.C > 1 else 0
+    uplink = share * leaving if x.C > 1 else 0.0
+    return cost(replace(x, k=1), Phase(moves=moves, crossings=crossings, nic=share, uplink=uplink))
+
+
 TOPOLOGY = Topology(
     name="ring",
     summary="reduce-scatter and all-gather round a ring: fewest bytes, many sequential moves",
     build=ring,
+    form=ring_cost,
+    variants=(Variant(text="ring", compressed=True, place=1),),
 )

@@ -9,12 +9,14 @@ Replicas differ, but information of every rank reaches all others, and their mea
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import lcm
 
 from thalweg.declarations import Parameter
 from thalweg.schedules import AveragingGroup, ContendedLinks, Group, Schedule, Topology
+from thalweg.schedules.closed_form import Cost, Symbols
 from thalweg.schedules.shuffle.group_table import choose_table
-from thalweg.schedules.topologies.ring import pieces_of, round_ring
+from thalweg.schedules.topologies.ring import pieces_of, ring_cost, round_ring
 
 
 def groups(group: Group, step: int) -> tuple[AveragingGroup, ...]:
@@ -40,6 +42,18 @@ def _by_turns(group: Group, elements: int, itemsize: int, step: int, adjust: boo
     return round_ring("ring", group, order, elements, itemsize, pieces)
 
 
+def shuffle_cost(x: Symbols, adjust: bool = True) -> Cost:
+    """The cost of one group, which is a ring."""
+    return ring_cost(x)
+
+
+def scopes(x: Symbols) -> tuple[Symbols, ...]:
+    """One of each rack, and concurrently the rest of a rack."""
+    delegates = replace(x, N=x.C, G=1)
+    rest = replace(x, N=x.G - 1, C=1, G=x.G - 1)
+    return (delegates, rest) if x.G > 1 else (delegates,)
+
+
 TOPOLOGY = Topology(
     name="shuffle",
     summary="small groups by turns: one of each rack between the racks, the others inside",
@@ -48,6 +62,9 @@ TOPOLOGY = Topology(
     keeps_apart=adopted,
     period=lambda group: lcm(2, period(group)),
     mixes=True,
+    form=shuffle_cost,
+    scopes=scopes,
+    variants=(),  # the preset `dssync` is
     parameters={
         "adjust": Parameter(
             kind=bool,

@@ -14,6 +14,7 @@ from thalweg.declarations import Parameter
 from thalweg.errors import LayoutError
 from thalweg.schedules import Group, Schedule, Topology, all_reduce
 from thalweg.schedules.chunks import pieces, singles, split
+from thalweg.schedules.closed_form import Cost, Phase, Symbols, cost
 from thalweg.schedules.programs import down, in_turn, up
 from thalweg.schedules.trees import over
 from thalweg.schedules.trees import star as star_shape
@@ -30,10 +31,26 @@ def star(group: Group, elements: int, itemsize: int, step: int, root: int | None
     return all_reduce("star", group, sizes, itemsize, in_turn(up(tree, spans), down(tree, spans)))
 
 
+def star_cost(x: Symbols, root: int | None = None) -> Cost:
+    """One master (UMW): N-1 times S come in through its NIC, N-G of them through its uplink, and
+    as much goes out. With k chunks it answers the first while it receives the others, since NICs
+    are full duplex:
+
+        2(N-1) alpha for the first chunk;  (1 + 1/k) max{(N-1) S beta1, (N-G) S beta2}
+
+    The table's PS with P = 1 adds what comes in, what goes out, and the two links."""
+    outside = max(x.N - x.G, x.G) if x.C > 1 else 0  # another rack's uplink carries G times S
+    there = Phase(moves=x.N - 1, crossings=int(x.C > 1), nic=(x.N - 1) * x.S, uplink=outside * x.S)
+    return cost(x, there, there, busiest=there)
+
+
 TOPOLOGY = Topology(
     name="star",
     summary="everybody sends to one master, which adds up and answers",
     build=star,
+    form=star_cost,
+    variants=(),  # the preset `umw` is
+    is_calibrated=True,
     coded_fanout=lambda workers, root: workers,
     parameters={
         "root": Parameter(

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from functools import partial
 from math import log2, sqrt
 
+from thalweg.declarations import Variant
 from thalweg.schedules import Group, Schedule, Topology
 from thalweg.schedules.topologies.double_tree import double_tree
 from thalweg.schedules.topologies.halving_doubling import halving_doubling
@@ -72,4 +73,5 @@ TOPOLOGY = Topology(
     name="tuned",
     summary="for each bucket, the quickest of four all-reduces at its size",
     build=tuned,
+    variants=(Variant(text="tuned", place=5),),
 )

@@ -69,7 +69,7 @@ class Compression:
         if compressor is None:
             raise PlanError(
                 f"the workers have no compressor {plan.precision.name}",
-                "put its file into thalweg/compress on all of them",
+                "install the package that brings it on every host",
             )
         arguments = plan.precision.arguments
         sound = not (plan.averages_parameters or is_relayed(plan))

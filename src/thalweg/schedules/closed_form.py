@@ -1,13 +1,20 @@
 """The symbols of closed forms, as in Table II of DS-Sync (Wang et al., 2022).
 
+A topology declares its form, the cost of one synchronisation on even racks with full-duplex links:
+the bytes on its busiest NIC and uplink, the number of sequential moves, and the phases that can't
+overlap. Where the table has another term, the form's docstring says why. Forms count messages and
+bytes only: no additions, no compression, no TCP headers, and no bandwidth lost to many flows on one
+link.
+
     N, C, G       workers, racks, workers of a rack
     S             bytes that are synchronised
     alpha         seconds that a message takes besides its bytes
     beta1, beta2  seconds for a byte on a NIC, on a rack's uplink
-    P             parameter servers
     L             messages that S is sent in, one synchronisation each (a layer, a bucket)
     k             chunks that each of them is cut into, to be passed on while others arrive
     crossing      seconds that the path from one rack into another adds; 0 in the paper
+    r             members of a rack whose successor in the order of rank numbers is in another rack
+    turn          turn of a period, where turns differ; None is the mean over the period
 
 All links are full duplex, and S, G and the betas are those of one direction. A byte between racks
 crosses two NICs as well as two uplinks, so it takes max(beta1, beta2) on idle links.
@@ -27,11 +34,13 @@ links of their own this is the pipeline's (k + h - 1)(alpha + S beta / k), from 
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
 from thalweg.facts import Duplex
-from thalweg.schedules import Group
+from thalweg.schedules.group import Group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,10 +52,11 @@ class Symbols:
     alpha: float = 0.0
     beta1: float
     beta2: float = 0.0  # 0: no uplink is ever the bottleneck
-    P: int = 1
     L: int = 1
     k: int = 1
     crossing: float = 0.0
+    r: int = 1
+    turn: int | None = None
 
     @classmethod
     def of(cls, group: Group, nbytes: float) -> Self:
@@ -61,7 +71,18 @@ class Symbols:
             beta1=1 / group.slowest_nic(),
             beta2=max((1 / rate for _, rate in group.uplinks()), default=0.0),
             crossing=group.longest_seconds() - group.cluster.latency.seconds,
+            r=_leaving_in_rank_order(group),
         )
+
+
+def _leaving_in_rank_order(group: Group) -> int:
+    """The largest number of members of a rack whose successor in a ring in the order of rank
+    numbers is in another rack."""
+    rack_of = {rank: number for number, rack in enumerate(group.racks) for rank in rack}
+    order = sorted(group.ranks)
+    pairs = zip(order, (*order[1:], order[0]), strict=True)
+    crossing = Counter(rack_of[a] for a, b in pairs if rack_of[a] != rack_of[b])
+    return max(crossing.values(), default=0)
 
 
 def is_even(group: Group) -> bool:
@@ -103,11 +124,16 @@ class Cost:
     latency: float  # seconds
     transfer: float
     busiest: float  # seconds of `transfer` in which the busiest link is busy
-    each: float  # seconds of latency per further chunk
+    each: float  # seconds of latency per further chunk; 0 if chunks don't overlap, so one is best
+    exact: bool = True  # these are the bytes of the schedule, if racks are even
 
     @property
     def seconds(self) -> float:
         return self.latency + self.transfer
+
+
+ClosedForm = Callable[..., Cost]
+"""Maps symbols, and a topology's arguments by name, to the cost of one synchronisation."""
 
 
 def cost(x: Symbols, *phases: Phase, busiest: Phase | None = None) -> Cost:
