@@ -162,6 +162,7 @@ class _Recorder:
                 samples=len(indices),
                 checksum=checksum(indices),
                 process=os.getpid(),
+                interrupted=run._recovery.is_interrupted,
                 before=before,
                 after=sums(model),
                 counted=tuple(-c for c in model.counters.tolist())
