@@ -19,7 +19,7 @@ data = TensorDataset(torch.tensor(x / 16, dtype=torch.float32), torch.tensor(y))
 model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
-run = thalweg.attach(model, optimizer, data=data, batch=64, sync="ring")
+run = thalweg.attach(model, optimizer, data=data, batch=64, plan="ring")
 
 for epoch in run.epochs(5):
     for number, (x, y) in enumerate(run.batches(epoch)):

@@ -17,7 +17,7 @@ data = TensorDataset(torch.tensor(x / 16, dtype=torch.float32), torch.tensor(y))
 model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
-run = thalweg.attach(model, optimizer, data=data, batch=128, sync="auto")
+run = thalweg.attach(model, optimizer, data=data, batch=128, plan="auto")
 
 for epoch in run.epochs(5):
     for x, y in run.batches(epoch):
@@ -29,5 +29,6 @@ for epoch in run.epochs(5):
 if run.rank == 0:
     right = model(data.tensors[0]).argmax(1) == data.tensors[1]
     print(f"accuracy {right.float().mean():.3f}")
-    for chosen in run.choices:
-        print(f"from step {chosen.step}: {chosen} ({chosen.reason})")
+    for event in run.events:
+        if event.kind == "auto":
+            print(event.text)

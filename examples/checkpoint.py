@@ -19,7 +19,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 5)
 
 run = thalweg.attach(
-    model, optimizer, data=data, batch=128, sync="ring", state=[scheduler], resume="checkpoint"
+    model, optimizer, data=data, batch=128, plan="ring", state=[scheduler], resume="checkpoint"
 )
 
 for epoch in run.epochs(5):

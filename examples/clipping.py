@@ -17,7 +17,7 @@ data = TensorDataset(torch.tensor(x / 16, dtype=torch.float32), torch.tensor(y))
 model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
-run = thalweg.attach(model, optimizer, data=data, batch=128, sync="ring")
+run = thalweg.attach(model, optimizer, data=data, batch=128, plan="ring")
 
 for epoch in run.epochs(5):
     for x, y in run.batches(epoch):

@@ -17,8 +17,8 @@ data = TensorDataset(torch.tensor(x / 16, dtype=torch.float32), torch.tensor(y))
 model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
-sync = "ring+powersgd(rank=2, warmup=15)"
-run = thalweg.attach(model, optimizer, data=data, batch=128, sync=sync)
+plan = "ring+powersgd(rank=2, warmup=15)"
+run = thalweg.attach(model, optimizer, data=data, batch=128, plan=plan)
 
 for epoch in run.epochs(5):
     for x, y in run.batches(epoch):
@@ -30,5 +30,5 @@ for epoch in run.epochs(5):
 if run.rank == 0:
     right = model(data.tensors[0]).argmax(1) == data.tensors[1]
     print(f"accuracy {right.float().mean():.3f}")
-    for name, residual in run.left_out().items():
+    for name, residual in run.report(residuals=True).residuals.items():
         print(f"left out of {name}: {residual.norm():.4f}")

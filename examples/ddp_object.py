@@ -21,7 +21,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 dist.init_process_group("gloo")
 ddp = DistributedDataParallel(model)
-run = thalweg.attach(ddp, optimizer, sync="ring+powersgd(rank=2, warmup=15)")
+run = thalweg.attach(ddp, optimizer, plan="ring+powersgd(rank=2, warmup=15)")
 sampler = DistributedSampler(data)
 loader = DataLoader(data, batch_size=128 // dist.get_world_size(), sampler=sampler)
 

@@ -18,7 +18,7 @@ model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 racks = thalweg.Cluster.regular([2, 2])  # or the file that `thalweg probe` wrote
-run = thalweg.attach(model, optimizer, data=data, batch=128, sync="dssync", cluster=racks)
+run = thalweg.attach(model, optimizer, data=data, batch=128, plan="dssync", cluster=racks)
 
 for epoch in run.epochs(5):
     for x, y in run.batches(epoch):
@@ -27,7 +27,7 @@ for epoch in run.epochs(5):
         loss.backward()
         optimizer.step()
 
-drift = run.drift()  # on every rank
+drift = run.report(drift=True).drift  # on every rank
 with run.consensus():  # on every rank: replicas are equal inside
     right = model(data.tensors[0]).argmax(1) == data.tensors[1]
 if run.rank == 0:

@@ -18,7 +18,7 @@ model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 cluster = thalweg.probe()  # on every rank; or the file that `thalweg probe` wrote
-run = thalweg.attach(model, optimizer, data=data, batch=128, sync="hierarchical", cluster=cluster)
+run = thalweg.attach(model, optimizer, data=data, batch=128, plan="hierarchical", cluster=cluster)
 
 for epoch in run.epochs(5):
     for x, y in run.batches(epoch):

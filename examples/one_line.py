@@ -15,7 +15,7 @@ x, y = load_digits(return_X_y=True)
 data = TensorDataset(torch.tensor(x / 16, dtype=torch.float32), torch.tensor(y))
 model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-thalweg.attach(model, optimizer, sync="ring")
+thalweg.attach(model, optimizer, plan="ring")
 
 for _ in range(5):
     for x, y in DataLoader(data, batch_size=32, shuffle=True):

@@ -17,7 +17,7 @@ data = TensorDataset(torch.tensor(x / 16, dtype=torch.float32), torch.tensor(y))
 model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
-run = thalweg.attach(model, optimizer, sync="ring")
+run = thalweg.attach(model, optimizer, plan="ring")
 sampler = DistributedSampler(data, run.size, run.rank)
 loader = DataLoader(data, batch_size=128 // run.size, sampler=sampler)
 

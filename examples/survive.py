@@ -21,7 +21,7 @@ data = TensorDataset(torch.tensor(x / 16, dtype=torch.float32), torch.tensor(y))
 model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
-run = thalweg.attach(model, optimizer, data=data, batch=128, sync="ring")
+run = thalweg.attach(model, optimizer, data=data, batch=128, plan="ring")
 
 for epoch in run.epochs(1000):
     for x, y in run.batches(epoch):
@@ -30,14 +30,16 @@ for epoch in run.epochs(1000):
         loss.backward()
         optimizer.step()
         sleep(0.05)  # without it the job ends before rank 2 rejoins
-        if run.rank == 2 and run.step == 20 and run.formation == 1:
+        if run.rank == 2 and run.step == 20 and run.members.epoch == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-    if epoch >= 4 and any(incident.joined for incident in run.incidents):
+    if epoch >= 4 and len(run.members) == 4 and run.members.epoch > 1:
         run.stop()  # rank 2 has rejoined
 
 if run.rank == 0:
     right = model(data.tensors[0]).argmax(1) == data.tensors[1]
     print(f"accuracy {right.float().mean():.3f}")
-    for incident in run.incidents:
-        change = f"without {incident.left}" if incident.left else f"with {incident.joined} again"
-        print(f"from step {incident.step} on {change}: {incident.reason}")
+    for event in run.events:
+        if event.kind == "incident":
+            left, joined = event.data.left, event.data.joined
+            change = f"without {left}" if left else f"with {joined} again"
+            print(f"from step {event.step} on {change}: {event.text}")

@@ -17,7 +17,7 @@ data = TensorDataset(torch.tensor(x / 16, dtype=torch.float32), torch.tensor(y))
 model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
-run = thalweg.attach(model, optimizer, data=data, batch=128, sync="ring")
+run = thalweg.attach(model, optimizer, data=data, batch=128, plan="ring")
 
 for epoch in run.epochs(50):
     if epoch == 3 and run.rank == 0:  # on any rank: all switch at the same step
@@ -33,4 +33,4 @@ for epoch in run.epochs(50):
 if run.rank == 0:
     right = model(data.tensors[0]).argmax(1) == data.tensors[1]
     print(f"accuracy {right.float().mean():.3f}")
-    print(f"ended after step {run.step} under {run.sync}")
+    print(f"ended after step {run.step} under {run.plan}")

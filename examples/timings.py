@@ -19,7 +19,7 @@ data = TensorDataset(torch.tensor(x / 16, dtype=torch.float32), torch.tensor(y))
 model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
-run = thalweg.attach(model, optimizer, data=data, batch=128, sync="ring")
+run = thalweg.attach(model, optimizer, data=data, batch=128, plan="ring")
 
 for epoch in run.epochs(5):
     for x, y in run.batches(epoch):
@@ -31,6 +31,7 @@ for epoch in run.epochs(5):
 if run.rank == 0:
     right = model(data.tensors[0]).argmax(1) == data.tensors[1]
     print(f"accuracy {right.float().mean():.3f}")
-    backward = median(timing.backward for timing in run.timings)
-    exposed = median(timing.exposed for timing in run.timings)
+    timings = run.report().timings
+    backward = median(timing.backward for timing in timings)
+    exposed = median(timing.exposed for timing in timings)
     print(f"backward {1000 * backward:.1f} ms, then {1000 * exposed:.1f} ms of averaging")

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 import thalweg
-from thalweg.transports import RecordedTransport
+from thalweg.transports import RecordedTransport, wrapping_transports
 
 torch.manual_seed(0)
 x, y = load_digits(return_X_y=True)
@@ -26,7 +26,8 @@ def record(transport):
     return recorded[0]
 
 
-run = thalweg.attach(model, optimizer, data=data, batch=128, sync="ring", wrap=record)
+with wrapping_transports(record):
+    run = thalweg.attach(model, optimizer, data=data, batch=128, plan="ring")
 
 for epoch in run.epochs(5):
     for x, y in run.batches(epoch):

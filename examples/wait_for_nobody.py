@@ -19,12 +19,12 @@ data = TensorDataset(torch.tensor(x / 16, dtype=torch.float32), torch.tensor(y))
 model = nn.Sequential(nn.Linear(64, 256), nn.Dropout(0.1), nn.ReLU(), nn.Linear(256, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
-run = thalweg.attach(model, optimizer, data=data, batch=128, sync="gc(stragglers=1)")
+run = thalweg.attach(model, optimizer, data=data, batch=128, plan="gc(stragglers=1)")
 
 late = 0
 for epoch in run.epochs(5):
     for x, y in run.batches(epoch):
-        if run.rank == 1 and not run.catching_up:
+        if run.rank == 1 and run.counts:
             sleep(0.1)
             late += 1
         with run.shared_random():  # dropout: the same on all workers that compute these samples

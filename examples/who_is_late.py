@@ -19,7 +19,7 @@ data = TensorDataset(torch.tensor(x / 16, dtype=torch.float32), torch.tensor(y))
 model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
-run = thalweg.attach(model, optimizer, data=data, batch=128, sync="ring", records="records")
+run = thalweg.attach(model, optimizer, data=data, batch=128, plan="ring", records="records")
 
 for epoch in run.epochs(3):
     for x, y in run.batches(epoch):
@@ -32,6 +32,6 @@ for epoch in run.epochs(3):
 if run.rank == 0:
     right = model(data.tensors[0]).argmax(1) == data.tensors[1]
     print(f"accuracy {right.float().mean():.3f}")
-    for straggler in run.late:
-        print(straggler)
-    print(run.summary())
+    report = run.report()
+    print(*report.stragglers, sep="\n")
+    print(report.table())

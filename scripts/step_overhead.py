@@ -44,7 +44,7 @@ def main() -> None:
     torch.set_num_threads(1)
     models = [nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))) for _ in "ab"]
     optimizers = [torch.optim.SGD(model.parameters(), lr=1e-3) for model in models]
-    run = thalweg.attach(models[1], optimizers[1], sync="ring")
+    run = thalweg.attach(models[1], optimizers[1], sync="ring")  # former revisions, too
     alone, attached = (step_of(*pair) for pair in zip(models, optimizers, strict=True))
     seconds: tuple[list[float], list[float]] = ([], [])
     for block in range(blocks + 1):

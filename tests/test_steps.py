@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from thalweg import Cluster, Group, Size, Workload, check, compile_rounds, parse_plan
+from thalweg import Cluster, Group, Size, Workload, check, compile_step, parse_plan
 from thalweg.errors import LayoutError, PlanError
 from thalweg.facts import Tensor
 from thalweg.plan import Cadence
 from thalweg.schedules import timeline, traffic
 from thalweg.schedules.topologies import shuffle
-from thalweg.steps import Round, When
+from thalweg.steps import Chain, Round, Work
 
 RACKS = Group.everybody(Cluster.regular([4, 4], nic="200mbit", uplink="50mbit"))
 MATRIX = Workload(
@@ -23,10 +23,20 @@ MATRIX = Workload(
 def rounds(
     text: str, step: int = 0, group: Group = RACKS, workload: Workload = MATRIX
 ) -> list[Round]:
-    compiled = compile_rounds(parse_plan(text), group, workload, step)
+    compiled = compile_step(parse_plan(text), group, workload, step).rounds
     for round_ in compiled:
         check(round_.schedule)
-    return list(compiled)
+    return compiled
+
+
+def chains(
+    text: str, step: int = 0, group: Group = RACKS, workload: Workload = MATRIX
+) -> tuple[Chain, ...]:
+    return compile_step(parse_plan(text), group, workload, step).chains
+
+
+def stages(chain: Chain) -> list[tuple[Work, list[str]]]:
+    return [(s.work, list(dict.fromkeys(r.payload.name for r in s.rounds))) for s in chain.stages]
 
 
 def shape(compiled: list[Round]) -> list[tuple[str, str, int]]:
@@ -35,10 +45,10 @@ def shape(compiled: list[Round]) -> list[tuple[str, str, int]]:
 
 def test_one_round_a_bucket() -> None:
     workload = Workload.of_size(Size.parse("25MB"))
-    compiled = rounds("ring @ bucket=4MB", workload=workload)
-    assert [round_.bucket for round_ in compiled] == list(range(6))
-    assert sum(round_.payload.nbytes for round_ in compiled) == workload.nbytes
-    assert {round_.when for round_ in compiled} == {When.READY}
+    compiled = chains("ring @ bucket=4MB", workload=workload)
+    assert [chain.bucket for chain in compiled] == list(range(6))
+    payloads = [[round_.payload.nbytes for round_ in chain.rounds] for chain in compiled]
+    assert sum(nbytes for [nbytes] in payloads) == workload.nbytes
 
 
 def test_it_is_a_pure_function() -> None:
@@ -59,23 +69,71 @@ def test_summable_payloads_go_through_the_topology() -> None:
     ]
 
 
+def test_the_codec_works_between_the_stages() -> None:
+    """Uncompressed tensors, and the scales of a payload, go with the first payload."""
+    assert [stages(chain) for chain in chains("ring")] == [[(Work.NOTHING, ["values"])]]
+    [chain] = chains("hierarchical+powersgd")
+    assert stages(chain) == [
+        (Work.ENCODE, ["P", "exact"]),
+        (Work.REDUCE, ["Q"]),
+        (Work.DECODE, []),
+    ]
+    [chain] = chains("ring+sign")
+    assert stages(chain) == [
+        (Work.ENCODE, ["signs", "scales", "exact"]),
+        (Work.REDUCE, ["signs"]),
+        (Work.DECODE, []),
+    ]
+    [chain] = chains("ring+int8(warmup=2)", 1)
+    assert stages(chain) == [(Work.NOTHING, ["values"])]
+
+
+def test_compression_between_racks_is_the_work_of_their_first_ranks() -> None:
+    [chain] = chains("hierarchical(compress=between)+fp16")
+    assert stages(chain) == [
+        (Work.NOTHING, ["rack's sum"]),
+        (Work.ENCODE, ["fp16"]),
+        (Work.DECODE, ["result"]),
+    ]
+    for rank in RACKS.ranks:
+        own = chain.of(rank)
+        assert own is not None
+        assert all(rank in round_.group.ranks for round_ in own.rounds)
+        works = [stage.work for stage in own.stages]
+        if rank in (0, 4):
+            assert works == [Work.NOTHING, Work.ENCODE, Work.DECODE]
+        else:
+            assert works == [Work.NOTHING, Work.NOTHING]
+
+
+def test_a_rank_without_rounds_has_no_chain() -> None:
+    first, *_ = chains("local_sgd(every=1, levels=rack, delay=1)")
+    assert [rank for rank in RACKS.ranks if first.of(rank) is not None] == [0, 1, 2, 3]
+
+
 def test_acpsgd_sends_one_factor_a_step() -> None:
     assert [r.payload.name for r in rounds("ring+acpsgd", 0)] == ["P", "exact"]
     assert [r.payload.name for r in rounds("ring+acpsgd", 1)] == ["Q", "exact"]
 
 
 def test_the_others_take_two_shots_or_gather() -> None:
-    large = [r.schedule.name for r in rounds("ring+int8") if r.codec]
+    large = [r.schedule.name for r in rounds("ring+int8") if not r.payload.exact]
     assert large == ["all_to_all", "all_gather"]
     pair = Group.everybody(Cluster.flat(2))  # half of two shots is as much as one gather
-    assert [r.schedule.name for r in rounds("ring+int8", group=pair) if r.codec] == ["all_gather"]
-    assert [r.schedule.name for r in rounds("ring+topk") if r.codec] == ["all_gather"]
+    assert [r.schedule.name for r in rounds("ring+int8", group=pair) if not r.payload.exact] == [
+        "all_gather"
+    ]
+    assert [r.schedule.name for r in rounds("ring+topk") if not r.payload.exact] == ["all_gather"]
 
 
 def test_two_shots_are_not_taken_where_the_uplinks_would_choke() -> None:
     """An exchange sends G (N-G)/N payloads through an uplink, a gathering ring N-1 of them."""
     lone = Cluster.regular([1] * 4, nic="10gbit", uplink="10mbit")
-    names = [r.schedule.name for r in rounds("ring+int8", group=Group.everybody(lone)) if r.codec]
+    names = [
+        r.schedule.name
+        for r in rounds("ring+int8", group=Group.everybody(lone))
+        if not r.payload.exact
+    ]
     assert names == ["all_to_all", "all_gather"]
 
 
@@ -87,23 +145,22 @@ def test_buckets_of_one_size_share_their_schedule() -> None:
 
 def test_two_shots_carry_what_they_should() -> None:
     """2(N-1)/N of the payload, against N-1 for a gather."""
-    exchange, gather = (r.schedule for r in rounds("ring+sign") if r.codec)
+    exchange, gather = (r.schedule for r in rounds("ring+sign") if not r.payload.exact)
     payload = 512 * 256 // 8
     for schedule in (exchange, gather):
         assert set(traffic(schedule, RACKS.cluster).sent.values()) == {payload * 7 // 8}
-    [whole] = [r.schedule for r in rounds("ring+efsign") if r.codec]
+    [whole] = [r.schedule for r in rounds("ring+efsign") if not r.payload.exact]
     assert set(traffic(whole, RACKS.cluster).sent.values()) == {(payload + 4) * 7}
 
 
 def test_averaged_parameters_are_added_or_gathered_so_that_the_mean_is_kept() -> None:
     compiled = rounds("dssync+int8")
-    assert {r.schedule.name for r in compiled if r.codec} == {"all_gather"}
-    assert {r.when for r in compiled} == {When.AFTER}
+    assert {r.schedule.name for r in compiled if not r.payload.exact} == {"all_gather"}
     assert {r.schedule.name for r in rounds("local_sgd(every=1)+fp16")} == {"ring"}
 
 
 def test_rounds_are_numbered_and_groups_share_numbers() -> None:
-    assert [(r.number, r.stage) for r in rounds("ring+int8")] == [(0, 0), (1, 1), (2, 0)]
+    assert [r.number for r in rounds("ring+int8")] == [0, 1, 2]
     shuffled = rounds("dssync+int8")
     assert [r.number for r in shuffled] == [0, 0, 0, 1, 1, 1]
     labels = {(r.number, rank) for r in shuffled for rank in r.group.ranks}
@@ -115,7 +172,7 @@ def test_turns_are_taken_by_those_who_meet() -> None:
     plan = replace(parse_plan("dssync"), cadence=Cadence(every=4))
     pairs = Group.everybody(Cluster.regular([2, 2]))
     table = [
-        [r.group.ranks for r in compile_rounds(plan, pairs, MATRIX, step)]
+        [r.group.ranks for r in compile_step(plan, pairs, MATRIX, step).rounds]
         for step in range(3, 20, 4)
     ]
     assert table[:4] == [[(0, 2)], [(0, 1), (2, 3)], [(1, 3)], table[1]]
@@ -128,14 +185,17 @@ def test_cadence() -> None:
         True,
     ] * 2
     racks = [(0, 1, 2, 3), (4, 5, 6, 7)]
-    inside = rounds("local_sgd(every=2, levels=rack, delay=1)", 0)
-    assert [(r.group.ranks, r.delay) for r in inside] == [(rack, 0) for rack in racks]
-    both = rounds("local_sgd(every=2, levels=rack, delay=1)", 1)
-    assert [r.group.ranks for r in both if r.delay == 0] == racks
-    across = [r for r in both if r.delay == 1]
-    assert [r.group.ranks for r in across] == [(0, 4), (1, 5), (2, 6), (3, 7)]
+    alone = chains("local_sgd(every=2, levels=rack, delay=1)", 0)
+    both = chains("local_sgd(every=2, levels=rack, delay=1)", 1)
+    across = [chain for chain in both if chain.span is not None]
+    for inside in (alone, both[: -len(across)]):
+        assert [[r.group.ranks for r in chain.rounds] for chain in inside] == [[r] for r in racks]
+        assert {(chain.delay, chain.span) for chain in inside} == {(0, None)}
+    pairs = [[r.group.ranks for r in chain.rounds] for chain in across]
+    assert pairs == [[(0, 4)], [(1, 5)], [(2, 6)], [(3, 7)]]
     quarter = (512 * 256 + 512) // 4
-    assert [r.span for r in across] == [(i * quarter, (i + 1) * quarter) for i in range(4)]
+    assert [c.span for c in across] == [(i * quarter, (i + 1) * quarter) for i in range(4)]
+    assert {c.delay for c in across} == {1}
 
 
 def test_shuffled_groups_take_turns() -> None:
@@ -227,8 +287,8 @@ def test_parameters_of_two_bytes_travel_as_float32() -> None:
     job = Workload(name="mixed", tensors=tensors)
 
     def sizes(text: str) -> set[int]:
-        rounds = compile_rounds(parse_plan(text), Group.everybody(Cluster.flat(4)), job, 0)
-        return {r.payload.itemsize for r in rounds}
+        step = compile_step(parse_plan(text), Group.everybody(Cluster.flat(4)), job, 0)
+        return {r.payload.itemsize for r in step.rounds}
 
     assert sizes("ring") == {2, 4, 8}
     assert sizes("local_sgd(every=1)") == {4, 8}

@@ -8,11 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 from thalweg.catalog import parse_plan
 from thalweg.errors import ThalwegError
-from thalweg.facts import Cluster, Machine, Rate, Size, Workload, read_cluster, read_workload
+from thalweg.facts import (
+    Cluster,
+    Machine,
+    Rate,
+    Situation,
+    Size,
+    Workload,
+    read_cluster,
+    read_workload,
+)
 from thalweg.plan import Plan
 from thalweg.predict import Advice, Estimate, advise, predict
 from thalweg.schedules import Group, Schedule, check
-from thalweg.steps import Round, compile_rounds
+from thalweg.steps import Round, Step, compile_step
 
 if TYPE_CHECKING:
     from thalweg.probing import probe
@@ -31,14 +40,16 @@ __all__ = [
     "Round",
     "Run",
     "Schedule",
+    "Situation",
     "Size",
+    "Step",
     "ThalwegError",
     "Workload",
     "__version__",
     "advise",
     "attach",
     "check",
-    "compile_rounds",
+    "compile_step",
     "parse_plan",
     "predict",
     "probe",

@@ -1,7 +1,8 @@
-"""The rounds of a plan at a step, computed on every rank alike without communication.
+"""The chains of a plan at a step: how each bucket travels. They are computed on every rank alike
+without communication, and run, predicted and explained as they are.
 
-Gradient plans have a round for each payload of each bucket, when the bucket is ready; parameter
-plans after the optimizer step. A summable payload takes the topology's own schedule. Others are
+The buckets of gradient plans are sent when they are ready, those of parameter plans after the
+optimizer step. A summable payload takes the topology's own schedule. Others are
 exchanged in two shots (each rank decodes and sums one shard, then all gather the shards) or
 gathered whole, whichever is faster here. Averages of parameters never take two shots:
 x += mean Q(x) - Q(x) preserves the mean only if all ranks add the same Q's. Before compression
@@ -14,17 +15,16 @@ racks exchange their sums, and broadcast the result in their racks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from math import lcm
 
 from thalweg.catalog import Catalog, default_catalog
 from thalweg.compress import Payload, arrange
-from thalweg.declarations import Promise
 from thalweg.errors import PlanError
 from thalweg.facts import Bucket, Size, Workload
-from thalweg.plan import Choice, Plan, What
+from thalweg.plan import Plan
 from thalweg.redundancy import allocation_of, is_coded, is_relayed, spare_ranks, waits_for_nobody
 from thalweg.schedules import (
     AveragingGroup,
@@ -42,40 +42,30 @@ from thalweg.schedules.topologies.ring import ring
 from thalweg.schedules.topology import COMPRESS_BETWEEN
 
 MAX_CHAINS_IN_FLIGHT = 2  # chains that a rank's engine runs at the same time
+DDP_FIRST_BUCKET = Size.parse("1MiB")  # at which DDP closes its first bucket
 ALL_GATHER, ALL_TO_ALL = "all_gather", "all_to_all"
-PART_PAYLOAD = "part"  # of a bucket, exchanged between the ranks of racks that hold the same part
 CHAIN_FANOUT = 1  # of a tree
 TINY_WORKLOAD = Workload.of_size(Size.parse("4KB"))
-RACK_SUM_PAYLOAD, RESULT_PAYLOAD = "rack's sum", "result"  # of compression between racks only
 
 
-class When(Enum):
-    READY = "when the bucket is ready"
-    AFTER = "after the optimizer step"
+class Work(Enum):
+    """The codec's work before the rounds of a stage."""
+
+    NOTHING = "nothing"
+    ENCODE = "encode"
+    REDUCE = "reduce"  # the next payload is made from the result of the last one
+    DECODE = "decode"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Round:
     """One collective operation of one group on one payload. Rounds of different groups with the
-    same number are concurrent. A payload that takes two shots has two stages."""
+    same number are concurrent."""
 
-    step: int
-    number: int  # in this step
-    stage: int  # of its payload
-    when: When
-    delay: int  # steps until the result is applied
-    lasts: int  # steps during which its members have no other round
-    bucket: int
-    span: tuple[int, int]  # first and end element of the bucket
+    number: int  # in this step, which labels its messages
     group: Group
-    what: What
     payload: Payload
-    codec: Choice | None
     schedule: Schedule
-    promise: Promise
-
-    def __str__(self) -> str:
-        return f"bucket {self.bucket}: {self.payload.name} of {self.what.value}"
 
     def contributions(self, rank: int) -> int:
         """The number of members whose payloads are in this rank's result."""
@@ -84,16 +74,100 @@ class Round:
         return self.schedule.divisor(rank)
 
 
-def compile_rounds(
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Concurrent rounds, after the codec's work. With the first encoded payload come, in this
+    order, its scales and the uncompressed rest of the bucket."""
+
+    rounds: tuple[Round, ...]
+    work: Work = Work.NOTHING
+
+    def of(self, rank: int) -> Stage:
+        """The stage with the rounds of this rank alone."""
+        return Stage(tuple(r for r in self.rounds if rank in r.group.ranks), self.work)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """The stages in which one group exchanges one bucket, one after the other. A part of a bucket
+    (`span`) follows when the whole bucket has its result."""
+
+    bucket: int
+    stages: tuple[Stage, ...]
+    delay: int = 0  # steps until the result is applied
+    lasts: int = 1  # steps during which its group has no other
+    span: tuple[int, int] | None = None  # first and end element of a part; None for the whole
+
+    @property
+    def rounds(self) -> Iterator[Round]:
+        return (round_ for stage in self.stages for round_ in stage.rounds)
+
+    @property
+    def encoded(self) -> tuple[Round, ...]:
+        """The rounds of encoded payloads; none if nothing is encoded."""
+        works = (Work.ENCODE, Work.REDUCE)
+        return tuple(stage.rounds[0] for stage in self.stages if stage.work in works)
+
+    def contributions(self, rank: int) -> int:
+        """The number of contributions to the result of a rank's chain, by which each is divided so
+        that the sum is a mean."""
+        return next(self.rounds).contributions(rank)
+
+    def of(self, rank: int) -> Chain | None:
+        """The chain of this rank, with its own rounds; None without any. A rank of a rack for which
+        another rank encodes has no codec work."""
+        own = tuple(stage.of(rank) for stage in self.stages)
+        if not any(stage.rounds for stage in own):
+            return None
+        if not any(stage.rounds and stage.work is Work.ENCODE for stage in own):
+            own = tuple(Stage(stage.rounds) for stage in own if stage.rounds)
+        return replace(self, stages=own)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The chains of all groups at one step, in the order in which each rank sends its own, and how
+    many round numbers they take."""
+
+    chains: tuple[Chain, ...]
+    numbers: int
+
+    @property
+    def concurrent(self) -> list[tuple[int, list[Round]]]:
+        """The bucket and the rounds of each number, in the order of numbers."""
+        found: dict[int, tuple[int, list[Round]]] = {}
+        for chain in self.chains:
+            for round_ in chain.rounds:
+                found.setdefault(round_.number, (chain.bucket, []))[1].append(round_)
+        return [found[number] for number in sorted(found)]
+
+    @property
+    def rounds(self) -> list[Round]:
+        """All rounds, in the order of their numbers."""
+        return [round_ for _, concurrent in self.concurrent for round_ in concurrent]
+
+    def of(self, rank: int) -> tuple[Chain, ...]:
+        """The chains in which this rank takes part."""
+        return tuple(own for chain in self.chains if (own := chain.of(rank)) is not None)
+
+
+def compile_step(
+    plan: Plan, group: Group, workload: Workload, step: int, catalog: Catalog | None = None
+) -> Step:
+    """All chains of all groups at this step; a rank takes part in the rounds of its groups."""
+    buckets = travelling(plan, workload).buckets(plan.settings.bucket)
+    return compile_buckets(plan, group, buckets, step, catalog)
+
+
+def compile_buckets(
     plan: Plan,
     group: Group,
-    workload: Workload,
+    buckets: Sequence[Bucket],
     step: int,
     catalog: Catalog | None = None,
-) -> tuple[Round, ...]:
-    """All rounds of all groups at this step in order; a rank takes part in those of its groups."""
-    compiler = _Compiler(plan, step, catalog or default_catalog())
-    return tuple(compiler.rounds(group, travelling(plan, workload)))
+) -> Step:
+    """All chains of all groups at this step, for buckets that something else has divided."""
+    return _Compiler(plan, group, step, catalog or default_catalog()).step_of(buckets)
 
 
 def travelling(plan: Plan, workload: Workload) -> Workload:
@@ -132,7 +206,7 @@ def refuse_what_cannot_run(plan: Plan, group: Group, *, has_data: bool) -> None:
     if waits_for_nobody(plan):
         spare_ranks(plan, group)
     else:
-        compile_rounds(plan, group, TINY_WORKLOAD, 0)
+        compile_step(plan, group, TINY_WORKLOAD, 0)
     if is_relayed(plan) and not has_data:
         raise PlanError(
             f"{plan} gives stragglers fewer samples, which needs data= and batch=",
@@ -141,106 +215,129 @@ def refuse_what_cannot_run(plan: Plan, group: Group, *, has_data: bool) -> None:
 
 
 class _Compiler:
-    def __init__(self, plan: Plan, step: int, catalog: Catalog) -> None:
+    def __init__(self, plan: Plan, group: Group, step: int, catalog: Catalog) -> None:
         self.plan = plan
+        self.group = group
         self.step = step
         self.turn = step // plan.cadence.every  # of groups and directions
         self.catalog = catalog
-        self.promise = catalog.guarantee(plan).promise
         self.topology = _schedulable(plan, catalog)
         self.compressor = catalog.compressors[plan.precision.name] if plan.precision else None
         self.compresses = self.compressor is not None and step >= warm_up(plan)
+        self.all_synchronise = (step + 1) % plan.cadence.every == 0
         self.built: dict[tuple[tuple[int, ...], Payload], list[Schedule]] = {}
 
-    def rounds(self, group: Group, workload: Workload) -> Iterator[Round]:
-        if self.plan.cadence.two_levels and len(group.racks) > 1:
-            yield from self._two_levels(group, workload)
-            return
-        between = (
-            self.compresses
-            and self.plan.topology.arguments.get("compress") == COMPRESS_BETWEEN
-            and len(group.racks) > 1
-        )
-        leaders = (AveragingGroup(group.subgroup([rack[0] for rack in group.racks])),)
-        averaging_groups = leaders if between else self._groups(group)
-        number = 0
-        for bucket in workload.buckets(self.plan.settings.bucket) if averaging_groups else ():
-            if between:
-                number = yield from self._in_racks(number, bucket, group, RACK_SUM_PAYLOAD, reduce)
-            for payload in self._payloads(bucket):
-                schedules = [self._cached_schedules(one.group, payload) for one in averaging_groups]
-                exchanges = zip(averaging_groups, schedules, strict=True)
-                number = yield from self._exchange(number, bucket, payload, exchanges)
-            if between:
-                number = yield from self._in_racks(number, bucket, group, RESULT_PAYLOAD, broadcast)
+    def step_of(self, buckets: Sequence[Bucket]) -> Step:
+        several_racks = len(self.group.racks) > 1
+        compress = self.plan.topology.arguments.get("compress")
+        if self.plan.cadence.two_levels and several_racks:
+            chains_of = self._two_levels
+        elif self.compresses and compress == COMPRESS_BETWEEN and several_racks:
+            chains_of = self._between_racks
+        else:
+            chains_of = self._in_groups
+        chains: list[Chain] = []
+        numbers = 0
+        for bucket in self._due(buckets):
+            new = list(chains_of(bucket, numbers))
+            numbers = max((r.number + 1 for chain in new for r in chain.rounds), default=numbers)
+            chains += new
+        return Step(tuple(chains), numbers)
 
-    def _exchange(
-        self,
-        number: int,
-        bucket: Bucket,
-        payload: Payload,
-        exchanges: Iterable[tuple[AveragingGroup, Sequence[Schedule]]],
-    ) -> Generator[Round, None, int]:
-        """The concurrent exchanges of groups; returns the number of the next round."""
-        stages = 0
-        for averaging_group, schedules in exchanges:
-            stages = max(stages, len(schedules))
-            for stage, schedule in enumerate(schedules):
-                yield self._round(number + stage, stage, bucket, averaging_group, payload, schedule)
-        return number + stages
+    def _due(self, buckets: Sequence[Bucket]) -> Sequence[Bucket]:
+        """The buckets that travel at this step."""
+        return buckets if self.all_synchronise or self.plan.cadence.inside else ()
+
+    def _in_groups(self, bucket: Bucket, first: int) -> Iterator[Chain]:
+        payloads, cadence = self._payloads(bucket), self.plan.cadence
+        for averaging_group in self._groups:
+            yield Chain(
+                bucket=bucket.index,
+                stages=tuple(self._exchange(payloads, averaging_group.group, first)),
+                delay=cadence.delay + (averaging_group.lasts - 1) * cadence.every,
+                lasts=averaging_group.lasts,
+            )
+
+    def _between_racks(self, bucket: Bucket, first: int) -> Iterator[Chain]:
+        """Each rack reduces to its first rank; the first ranks of all racks exchange their sums,
+        and broadcast the result in their racks."""
+        leaders = self.group.subgroup([rack[0] for rack in self.group.racks])
+        between = self._exchange(self._payloads(bucket), leaders, first + 1)
+        number = first + 1 + sum(len(stage.rounds) for stage in between)
+        result = self._in_racks(bucket, number, "result", broadcast)
+        if between[-1].rounds:
+            between.append(Stage(result))
+        else:
+            between[-1] = replace(between[-1], rounds=result)
+        sums = Stage(self._in_racks(bucket, first, "rack's sum", reduce))
+        delay = self.plan.cadence.delay
+        yield Chain(bucket=bucket.index, stages=(sums, *between), delay=delay)
 
     def _in_racks(
         self,
-        number: int,
         bucket: Bucket,
-        group: Group,
+        number: int,
         name: str,
         build: Callable[[Group, int, int, int, int], Schedule],
-    ) -> Generator[Round, None, int]:
-        """A chain in each rack that reduces to its first rank, or broadcasts from it."""
+    ) -> tuple[Round, ...]:
+        """A tree in each rack that reduces to its first rank, or broadcasts from it."""
         payload = replace(self._whole(bucket), name=name)
-        racks = [(group.subgroup(rack), rack[0]) for rack in group.racks]
         size = payload.elements, payload.itemsize
-        chains = [(AveragingGroup(r), [build(r, *size, root, CHAIN_FANOUT)]) for r, root in racks]
-        return (yield from self._exchange(number, bucket, payload, chains))
+        rounds = []
+        for rack in self.group.racks:
+            group = self.group.subgroup(rack)
+            schedule = build(group, *size, rack[0], CHAIN_FANOUT)
+            rounds.append(Round(number, group, payload, schedule))
+        return tuple(rounds)
 
-    def _two_levels(self, group: Group, workload: Workload) -> Iterator[Round]:
+    def _two_levels(self, bucket: Bucket, first: int) -> Iterator[Chain]:
         """Racks average at every step. When all racks synchronise, the j-th rank of each rack then
         averages the j-th part of its rack's result with the others, which is applied a step later:
         the exchange overlaps with the next step."""
-        parts = min(len(rack) for rack in group.racks)
-        across = [group.subgroup([rack[part] for rack in group.racks]) for part in range(parts)]
-        number = 0
-        for bucket in workload.buckets(self.plan.settings.bucket):
-            [payload] = self._payloads(bucket)
-            for rack in group.racks:
-                members = group.subgroup(rack)
-                schedule = ring(members, payload.elements, payload.itemsize, self.step)
-                inside = AveragingGroup(members)
-                round_ = self._round(number, 0, bucket, inside, payload, schedule)
-                yield replace(round_, delay=0)
-            start = 0
-            for members, size in zip(across, split(bucket.elements, parts), strict=True):
-                if not self._all_synchronise:
-                    break
-                part = Payload(PART_PAYLOAD, size, bucket.itemsize, exact=True)
-                schedule = ring(members, size, bucket.itemsize, self.step)
-                round_ = self._round(number + 1, 0, bucket, AveragingGroup(members), part, schedule)
-                yield replace(round_, span=(start, start + size))
-                start += size
-            number += 2
+        racks = self.group.racks
+        [whole] = self._payloads(bucket)
+        for rack in racks:
+            yield Chain(bucket=bucket.index, stages=(self._ring(first, rack, whole),))
+        if not self.all_synchronise:
+            return
+        start = 0
+        for place, size in enumerate(split(bucket.elements, min(map(len, racks)))):
+            part = Payload("part", size, bucket.itemsize, exact=True)
+            yield Chain(
+                bucket=bucket.index,
+                stages=(self._ring(first + 1, [rack[place] for rack in racks], part),),
+                delay=self.plan.cadence.delay,
+                span=(start, start + size),
+            )
+            start += size
+
+    def _ring(self, number: int, ranks: Sequence[int], payload: Payload) -> Stage:
+        group = self.group.subgroup(ranks)
+        schedule = ring(group, payload.elements, payload.itemsize, self.step)
+        return Stage((Round(number, group, payload, schedule),))
+
+    def _exchange(self, payloads: Sequence[Payload], group: Group, first: int) -> list[Stage]:
+        """The stages in which a group exchanges these payloads: one for each shot of an encoded
+        payload, and one in which the last result is decoded. What isn't encoded is sent in the
+        first."""
+        planned = [(payload, s) for payload in payloads for s in self._schedules(group, payload)]
+        rounds = [Round(number, group, *each) for number, each in enumerate(planned, first)]
+        plain = [round_ for round_ in rounds if round_.payload.exact]
+        encoded = [round_ for round_ in rounds if not round_.payload.exact]
+        if not encoded:
+            return [Stage(tuple(plain))]
+        return [
+            Stage((encoded[0], *plain), Work.ENCODE),
+            *(Stage((round_,), Work.REDUCE) for round_ in encoded[1:]),
+            Stage((), Work.DECODE),
+        ]
 
     @property
-    def _all_synchronise(self) -> bool:
-        return (self.step + 1) % self.plan.cadence.every == 0
-
-    def _groups(self, group: Group) -> tuple[AveragingGroup, ...]:
-        if self._all_synchronise:
-            divide = self.topology.groups
-            return (AveragingGroup(group),) if divide is None else divide(group, self.turn)
-        if self.plan.cadence.inside:
-            return tuple(AveragingGroup(group.subgroup(rack)) for rack in group.racks)
-        return ()
+    def _groups(self) -> tuple[AveragingGroup, ...]:
+        divide = self.topology.groups
+        if not self.all_synchronise:
+            return tuple(AveragingGroup(self.group.subgroup(rack)) for rack in self.group.racks)
+        return (AveragingGroup(self.group),) if divide is None else divide(self.group, self.turn)
 
     def _payloads(self, bucket: Bucket) -> list[Payload]:
         if not self.compresses or self.compressor is None or self.plan.precision is None:
@@ -254,13 +351,13 @@ class _Compiler:
         elements = arrange(bucket.tensors, self.compressor, arguments).elements
         return Payload("values", elements, bucket.itemsize, exact=True)
 
-    def _cached_schedules(self, group: Group, payload: Payload) -> list[Schedule]:
+    def _schedules(self, group: Group, payload: Payload) -> list[Schedule]:
         key = group.ranks, payload
         if key not in self.built:
-            self.built[key] = self._schedules(group, payload)
+            self.built[key] = self._built(group, payload)
         return self.built[key]
 
-    def _schedules(self, group: Group, payload: Payload) -> list[Schedule]:
+    def _built(self, group: Group, payload: Payload) -> list[Schedule]:
         size = payload.elements, payload.itemsize
         if payload.exact or self.compressor is None or self.compressor.summable:
             if is_coded(self.plan, self.catalog):
@@ -270,32 +367,6 @@ class _Compiler:
         if shards and _two_shot_seconds(group, payload) < _gather_seconds(group, payload):
             return [all_to_all(group, *size), all_gather(group, *size)]
         return [all_gather(group, payload.elements * group.size, payload.itemsize)]
-
-    def _round(
-        self,
-        number: int,
-        stage: int,
-        bucket: Bucket,
-        averaging_group: AveragingGroup,
-        payload: Payload,
-        schedule: Schedule,
-    ) -> Round:
-        return Round(
-            step=self.step,
-            number=number,
-            stage=stage,
-            when=When.AFTER if self.plan.averages_parameters else When.READY,
-            delay=self.plan.cadence.delay + (averaging_group.lasts - 1) * self.plan.cadence.every,
-            lasts=averaging_group.lasts,
-            bucket=bucket.index,
-            span=(0, bucket.elements),
-            group=averaging_group.group,
-            what=self.plan.what,
-            payload=payload,
-            codec=None if payload.exact else self.plan.precision,
-            schedule=schedule,
-            promise=self.promise,
-        )
 
 
 def _two_shot_seconds(group: Group, payload: Payload) -> float:

@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.compress.simulated import NUMPY_KERNELS
-from thalweg import Cluster, Group, Size, Workload, compile_rounds, parse_plan
+from thalweg import Cluster, Group, Size, Workload, compile_step, parse_plan
 from thalweg.bench.compress import CompressBenchResult, bench_compress
 from thalweg.bench.compress_costs import (
     SWEPT_BITS_PER_SECOND,
@@ -22,7 +22,6 @@ from thalweg.bench.compress_costs import (
     PayloadPattern,
     all_methods,
     at_all_speeds,
-    compressed_step,
     dense_wire,
     derived_metrics,
     method_of,
@@ -37,8 +36,8 @@ from thalweg.facts import Tensor
 from thalweg.predict.closed_form.ddp_step import (
     OVERLAP_SLOWDOWN_FACTOR,
     AlphaBetaNetwork,
-    CompressedStep,
-    UncompressedStep,
+    DdpStep,
+    SentPayload,
     pays_below,
 )
 from thalweg.probing.codec_trials import (
@@ -73,9 +72,10 @@ def costs(
     workers: int = 8,
     seconds: float = 0.05,
     payload: int = 100,
-) -> tuple[UncompressedStep, CompressedStep]:
-    dense = UncompressedStep(buckets=[6000, 2000], workers=workers, compute=0.2)
-    return dense, compressed_step(dense, exchange, payload=payload, exact=40, codec=seconds)
+) -> tuple[DdpStep, DdpStep]:
+    sent = (exchange.sent(payload), SentPayload(40))
+    step = DdpStep(backward=0.2, codec=seconds, exposed=sent, workers=workers)
+    return DdpStep.uncompressed(0.2, [6000, 2000], workers), step
 
 
 def at(speed: float) -> AlphaBetaNetwork:
@@ -128,8 +128,9 @@ def test_ddp_hides_all_but_the_last_bucket() -> None:
 def test_it_beats_ddp_just_below_that_speed(
     hidden: int, last: int, payload: int, seconds: float, backward: float
 ) -> None:
-    dense = UncompressedStep(buckets=[hidden, last], workers=4, compute=backward)
-    step = compressed_step(dense, PayloadPattern.SUM, payload=payload, exact=0, codec=seconds)
+    dense = DdpStep.uncompressed(backward, [hidden, last], 4)
+    sent = [SentPayload(payload)]
+    step = DdpStep(backward=backward, codec=seconds, exposed=sent, workers=4)
     speed = 8 * pays_below(dense, step, alpha=0.0)
     if speed == 0:
         assert payload >= hidden + last
@@ -147,11 +148,11 @@ def test_it_beats_ddp_just_below_that_speed(
 @pytest.mark.parametrize("name", sorted(default_catalog().compressors))
 def test_exchanges_are_those_that_are_run(name: str, workers: int) -> None:
     plan, group = parse_plan(f"ring+{name}"), Group.everybody(Cluster.flat(workers))
-    rounds = compile_rounds(plan, group, Workload.of_size(Size.parse("40MB")), 0)
-    compressed = [round_ for round_ in rounds if not round_.payload.exact]
+    chains = compile_step(plan, group, Workload.of_size(Size.parse("40MB")), 0).chains
     compressor = default_catalog().compressors[name]
     exchange = Method(text=name, compressor=compressor, arguments={}).exchange(workers)
-    assert any(round_.stage for round_ in compressed) == (exchange is PayloadPattern.TWO_SHOT)
+    shots = {len({r.schedule.name for r in chain.encoded}) for chain in chains if chain.encoded}
+    assert shots == {2 if exchange is PayloadPattern.TWO_SHOT else 1}
     assert compressor.summable == (exchange is PayloadPattern.SUM)
 
 

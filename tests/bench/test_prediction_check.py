@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from thalweg import Cluster, Workload, predict
+from thalweg import Cluster, Estimate, Situation, Workload, predict
 from thalweg.bench.prediction_check import (
-    ScenarioPrediction,
     accuracy_of,
     auto_choices,
+    predict_scenario,
     prediction_rows,
 )
 from thalweg.bench.scenario import Scenario
@@ -34,10 +34,14 @@ def scenario(*events: Event) -> Scenario:
     )
 
 
-def forecast(found: Cluster = DECLARED) -> ScenarioPrediction:
-    return ScenarioPrediction(
-        declared=DECLARED, cluster=found, machine=Machine(), workload=WORKLOAD
-    )
+def situation(found: Cluster = DECLARED) -> Situation:
+    return Situation(cluster=found, machine=Machine(), workload=WORKLOAD, declared=DECLARED)
+
+
+def forecast(*events: Event, sync: str = "ring", found: Cluster = DECLARED) -> Estimate:
+    estimate = predict_scenario(scenario(*events), sync, situation(found))
+    assert estimate is not None
+    return estimate
 
 
 def degraded(**rates: str) -> Cluster:
@@ -50,18 +54,16 @@ def degraded(**rates: str) -> Cluster:
 
 
 def test_without_events_it_is_the_plans_prediction() -> None:
-    found = forecast().of(scenario(), "ring")
-    assert found is not None
-    assert found.seconds == pytest.approx(predict("ring", DECLARED, WORKLOAD).seconds)
+    found = forecast()
+    assert found.seconds == pytest.approx(predict("ring", situation()).seconds)
 
 
 def test_a_slower_uplink_counts_for_the_steps_after_it() -> None:
     """Steps 11 to 20 count before the event after step 20, and 36 to 60 after it."""
     event = Event(action="degrade", at_step=20, rack=0, rate=Rate.parse("20mbit"))
-    before = predict("ring", DECLARED, WORKLOAD).seconds
-    after = predict("ring", degraded(first="20mbit", second="100mbit"), WORKLOAD).seconds
-    found = forecast().of(scenario(event), "ring")
-    assert found is not None
+    slow = degraded(first="20mbit", second="100mbit")
+    before, after = (predict("ring", situation(found)).seconds for found in (DECLARED, slow))
+    found = forecast(event)
     assert found.seconds == pytest.approx((10 * before + 25 * after) / 35)
     assert after > 3 * before
 
@@ -71,17 +73,14 @@ def test_what_is_restored_is_as_before() -> None:
         Event(action="degrade", at_step=1, rack=0, rate=Rate.parse("20mbit")),
         Event(action="restore", at_step=2, rack=0),
     )
-    found = forecast().of(scenario(*events), "ring")
-    assert found is not None
-    assert found.seconds == pytest.approx(predict("ring", DECLARED, WORKLOAD).seconds)
+    found = forecast(*events)
+    assert found.seconds == pytest.approx(predict("ring", situation()).seconds)
 
 
 def test_links_give_the_share_of_their_rate_that_was_measured() -> None:
     event = Event(action="degrade", at_step=1, rack=0, rate=Rate.parse("20mbit"))
-    full = forecast().of(scenario(event), "ring")
-    half = forecast(scaled(DECLARED, 0.5)).of(scenario(event), "ring")
-    assert full is not None
-    assert half is not None
+    full = forecast(event)
+    half = forecast(event, found=scaled(DECLARED, 0.5))
     assert half.seconds == pytest.approx(2 * full.seconds, rel=1e-3)
 
 
@@ -90,12 +89,7 @@ def test_an_uplink_that_was_never_full_can_become_slow() -> None:
         DECLARED, racks=tuple(replace(rack, uplink=None) for rack in DECLARED.racks)
     )
     event = Event(action="degrade", at_step=1, rack=0, rate=Rate.parse("20mbit"))
-    found, known = (
-        forecast(unlimited).of(scenario(event), "ring"),
-        forecast().of(scenario(event), "ring"),
-    )
-    assert found is not None
-    assert known is not None
+    found, known = forecast(event, found=unlimited), forecast(event)
     assert found.seconds == pytest.approx(known.seconds)
 
 
@@ -103,27 +97,24 @@ def test_what_happened_before_the_probe_was_measured() -> None:
     """An uplink of a fifth, which is restored: before that as measured, after it as declared."""
     slow = degraded(first="20mbit", second="100mbit")
     at_first = Event(action="degrade", at_step=0, rack=0, rate=Rate.parse("20mbit"))
-    found = forecast(slow).of(scenario(at_first), "ring")
-    assert found is not None
-    assert found.seconds == pytest.approx(predict("ring", slow, WORKLOAD).seconds)
+    found = forecast(at_first, found=slow)
+    assert found.seconds == pytest.approx(predict("ring", situation(slow)).seconds)
     restored = Event(action="restore", at_step=1, rack=0)
-    found = forecast(slow).of(scenario(at_first, restored), "ring")
-    assert found is not None
-    assert found.seconds == pytest.approx(predict("ring", DECLARED, WORKLOAD).seconds)
+    found = forecast(at_first, restored, found=slow)
+    assert found.seconds == pytest.approx(predict("ring", situation()).seconds)
 
 
 def test_plans_that_adjust_are_predicted_as_adjusted() -> None:
     """A host that becomes slow is kept apart under dssync, unless its table is fixed."""
     event = Event(action="degrade", at_step=1, host=1, rate=Rate.parse("10mbit"))
-    adjusted = forecast().of(scenario(event), "dssync")
-    fixed = forecast().of(scenario(event), "dssync(adjust=false)")
-    assert adjusted is not None
-    assert fixed is not None
+    adjusted = forecast(event, sync="dssync")
+    fixed = forecast(event, sync="dssync(adjust=false)")
     assert adjusted.seconds < 0.8 * fixed.seconds
 
 
 def test_other_events_are_not_predicted() -> None:
-    assert forecast().of(scenario(Event(action="flow", at_step=20, rack=0)), "ring") is None
+    flows = scenario(Event(action="flow", at_step=20, rack=0))
+    assert predict_scenario(flows, "ring", situation()) is None
 
 
 def test_accuracy_by_hand() -> None:
@@ -187,7 +178,6 @@ def test_what_was_not_predicted_is_not_checked() -> None:
 def test_averages_every_few_steps_count_as_often_as_they_are_among_the_steps() -> None:
     """Of the steps 11 to 60 every eighth is one: 16, 24, ... 56, six of fifty."""
     plan = "local_sgd(every=8)"
-    exposed = predict(plan, DECLARED, WORKLOAD).parts.transfer
-    found = forecast().of(replace(scenario(), syncs=(plan,)), plan)
-    assert found is not None
+    exposed = predict(plan, situation()).parts.transfer
+    found = forecast(sync=plan)
     assert found.parts.transfer == pytest.approx(exposed * 8 * 6 / 50)

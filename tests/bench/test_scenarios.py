@@ -9,7 +9,7 @@ import pytest
 from thalweg.bench.scenario import read_scenario
 from thalweg.catalog import parse_plan
 from thalweg.schedules import Group, check
-from thalweg.steps import compile_rounds
+from thalweg.steps import compile_step
 from thalweg.workloads import describe
 
 FOLDER = Path(__file__).parents[2] / "scenarios"
@@ -54,5 +54,5 @@ def test_it_says_what_it_shows_and_its_plans_compile(path: Path) -> None:
     workload = describe(scenario.job.name, scenario.job.model())
     group = Group.everybody(scenario.cluster)
     for sync in scenario.syncs:
-        for round_ in compile_rounds(parse_plan(sync), group, workload, step=7):
+        for round_ in compile_step(parse_plan(sync), group, workload, step=7).rounds:
             check(round_.schedule)

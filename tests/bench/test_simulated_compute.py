@@ -144,11 +144,11 @@ def test_our_buckets_leave_between_the_sleeps() -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         diary = Diary()
         sleeps = diary.sleeps_of(model, rank)
-        run = attach(model, optimizer, sync="ring @ bucket=1KB", timeout=TIMEOUT)
-        before = len(run.arrivals)  # attach() shares the model
+        run = attach(model, optimizer, plan="ring @ bucket=1KB", timeout=TIMEOUT)
+        before = len(run._arrivals)  # attach() shares the model
         sleeps.begin(0)
         model(torch.ones(2, 16)).sum().backward()
-        ready = [arrival.ready for arrival in run.arrivals][before:][:4]
+        ready = [arrival.ready for arrival in run._arrivals][before:][:4]
         run.close()
         between = zip(diary.ended, ready, [*diary.ended[1:], inf], strict=True)
         return {"between": all(slept <= left <= next_ for slept, left, next_ in between)}

@@ -9,7 +9,9 @@ import pytest
 
 from thalweg.chaos.disk import Disk
 from thalweg.errors import CheckpointError, UsageError
-from thalweg.training.checkpoint import Checkpoint, read, write
+from thalweg.training.checkpoint import read, write
+from thalweg.training.data.position import BatchIndex
+from thalweg.training.snapshot import Snapshot
 
 
 @pytest.fixture
@@ -23,10 +25,10 @@ def disk() -> Iterator[Disk]:
 
 
 def save(directory: Path, step: int) -> Path:
-    kept = Checkpoint(
-        step=step, plan="ring", size=1, position={}, model={}, optimizer={}, state=[], ranks=[{}]
+    snapshot = Snapshot(
+        step=step, plan="ring", position=BatchIndex(), model={}, optimizer={}, objects=[]
     )
-    return write(directory, kept, version="0")
+    return write(directory, snapshot, version="0")
 
 
 def test_it_is_full_until_there_is_room(disk: Disk) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.cli.command import thalweg
 from tests.cli.test_advise import MODEL, PARTS
+from thalweg.catalog import parse_plan
 from thalweg.cli.predict import bar_of
 from thalweg.predict import Breakdown, Estimate
 
@@ -89,7 +90,7 @@ def test_a_large_cluster_has_the_closed_form_alone(here: Path) -> None:
 
 def test_a_bar_in_proportion() -> None:
     parts = Breakdown(compute=0.5, transfer=0.25, waiting=0.25)
-    estimate = Estimate(sync="ring", workers=2, parts=parts, low=1, high=1, form="replay")
+    estimate = Estimate(plan=parse_plan("ring"), parts=parts, low=1, high=1, form="replay")
     bar, said = bar_of(estimate, 8).splitlines()
     assert bar == "████░░··"
     assert said == "█ compute 500 ms   ░ transfer 250 ms   · waiting 250 ms"

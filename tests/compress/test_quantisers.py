@@ -275,7 +275,7 @@ def test_what_is_left_out_is_kept(way: str, ranks: int) -> None:
     for codec in codecs:
         for segment in codec.segments:
             if "vote" in codec.state:
-                left[segment.place] += codec.state["vote"][segment.name]
+                left[segment.place] += codec.state["vote"].arrays[segment.name]
     assert np.allclose(sent + left, wanted, rtol=0, atol=1e-3)
     assert off[159] < 0.1 * off[0]
 

@@ -310,7 +310,7 @@ def test_dgc_gathers_the_velocities_of_momentum_sgd() -> None:
         sent |= ranks.reduce([gradient]) != 0
     assert 0 < sent.sum() <= 12
     np.testing.assert_allclose(ranks.left[~sent], wanted[~sent], rtol=1e-4, atol=1e-4)
-    codec_velocity = ranks.codecs[0].state["velocity"]["t0"]
+    codec_velocity = ranks.codecs[0].state["velocity"].arrays["t0"]
     np.testing.assert_allclose(codec_velocity[~sent], velocity[~sent], rtol=1e-4, atol=1e-4)
 
 
@@ -318,7 +318,7 @@ def test_dgc_clears_the_velocity_of_what_was_sent() -> None:
     layout = lay_out([(50, 40)])
     ranks = Ranks(maker("dgc", layout, ratio=0.1, momentum=0.9), 1)
     sent = ranks.reduce([gaussian(layout.length)]) != 0
-    velocity = ranks.codecs[0].state["velocity"]["t0"]
+    velocity = ranks.codecs[0].state["velocity"].arrays["t0"]
     assert sent.sum() == 200
     assert not velocity[sent].any()
     assert velocity[~sent].all()

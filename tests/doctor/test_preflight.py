@@ -36,7 +36,7 @@ def attached(plant: Callable[[int], None]) -> Callable[[int, SendMessage], dict[
         logging.getLogger().handlers.clear()  # pytest's: what is logged goes to stderr, as ever
         plant(rank)
         model = nn.Linear(2, 1)
-        run = attach(model, torch.optim.SGD(model.parameters(), lr=0.1), timeout="20s")
+        run = attach(model, torch.optim.SGD(model.parameters(), lr=0.1), plan="ring", timeout="20s")
         run.close()
         return {}
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -206,3 +207,23 @@ def test_layouts(text: str, sizes: list[int]) -> None:
 def test_bad_layouts(text: str) -> None:
     with pytest.raises(ClusterError, match="is not a layout of racks; write it like 2x4 or 5"):
         rack_sizes(text)
+
+
+def test_other_rates_of_the_links() -> None:
+    """Its own change nothing; an uplink without one is no bottleneck, and a NIC keeps its own."""
+    cluster = Cluster.regular([2, 1], nic=["100mbit", "90mbit", "50mbit"], uplink="200mbit")
+    assert cluster.with_rates(cluster.rates()) == cluster
+    doubled = {link: Rate(2 * rate.bits_per_second) for link, rate in cluster.rates().items()}
+    assert cluster.with_rates(doubled).rates() == doubled
+    nics = {link: rate for link, rate in doubled.items() if link.owner == cluster.hosts[1].name}
+    found = cluster.with_rates(nics)
+    assert [rack.uplink for rack in found.racks] == [None, None]
+    assert [host.nic.out.bits_per_second for host in found.hosts] == [100e6, 180e6, 50e6]
+
+
+def test_other_hosts() -> None:
+    cluster = Cluster.regular([2, 1], nic="100mbit")
+    late = StragglerDelay(probability=0.5, delay=Duration(1.0))
+    found = cluster.with_hosts(lambda host: replace(host, late=late))
+    assert [host.late for host in found.hosts] == [late] * 3
+    assert [host.name for host in found.hosts] == [host.name for host in cluster.hosts]

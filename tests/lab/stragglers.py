@@ -108,7 +108,7 @@ def _train(
     inner = job.model(0)
     optimizer = job.optimizer(inner.parameters())
     model = DistributedDataParallel(inner) if ddp else inner
-    run = thalweg.attach(model, optimizer, data=job.data, batch=32, sync=sync, records=records)
+    run = thalweg.attach(model, optimizer, data=job.data, batch=32, plan=sync, records=records)
     for epoch in run.epochs(steps):
         for batch in run.batches(epoch):
             late = any(s <= run.step < s + LASTS and rank == r for s, r in slow.items())
@@ -120,13 +120,13 @@ def _train(
             report({"step": run.step})
             if run.step == steps:
                 run.stop()
-    seconds = run.tallies[rank].seconds
+    seconds = run.report().totals[rank].seconds
     run.close()
     spent = run._timer.monitor.cpu_seconds + run._timer.blocked
     return {
         "changes": [
             (step, [(straggler.kind.value, straggler.who) for straggler in lates])
-            for step, lates in run.latenesses
+            for step, lates in run.report().changes
         ],
         "cost": spent / seconds,
     }

@@ -14,10 +14,10 @@ from thalweg.engine.engine import Engine
 from thalweg.facts import (
     Cluster,
     Rate,
-    format_cluster,
-    format_machine,
-    parse_cluster,
-    parse_machine,
+    Size,
+    Workload,
+    format_situation,
+    parse_situation,
 )
 from thalweg.lab import Lab
 from thalweg.launch.worker_process import SendMessage
@@ -42,16 +42,18 @@ def test_a_calibration_predicts_what_it_has_not_tried(name: str) -> None:
     nics[SLOW] = "50mbit"
     real = Cluster.regular([8], nic=nics)
 
+    workload = Workload.of_size(Size.parse("1MB"))
+
     def work(rank: int, report: SendMessage) -> dict[str, Any]:
         world = World.join(TIMEOUT)
         abort_flag = world.abort_flag()
         engine = Engine(world.transport(), abort_flag, TIMEOUT)
         clock = RoundCounter()
         start = monotonic()
-        found = calibrate(world, abort_flag, engine, real, clock=clock)
+        found = calibrate(world, abort_flag, engine, real, workload, clock=clock)
         took = monotonic() - start
-        collectives = Collectives(Group.everybody(found.surveyed), engine, clock)
-        part = collectives.program(untried(found.surveyed))
+        collectives = Collectives(Group.everybody(found.cluster), engine, clock)
+        part = collectives.program(untried(found.cluster))
         seconds = []
         for _ in range(4):
             collectives.barrier()
@@ -62,23 +64,21 @@ def test_a_calibration_predicts_what_it_has_not_tried(name: str) -> None:
         world.leave(TIMEOUT, abort_flag)
         engine.close()
         return {
-            "surveyed": format_cluster(found.surveyed),
-            "cluster": format_cluster(found.cluster),
-            "machine": format_machine(found.machine),
+            "situation": format_situation(found),
             "measured": float(np.median(slowest)),
             "took": took,
         }
 
     with Lab.of(real, name=name) as lab:
         results = lab.run(work, process_group=False)
-    for key in ("surveyed", "cluster", "machine"):
-        assert all(result[key] == results[0][key] for result in results)
-    found, machine = parse_cluster(results[0]["cluster"]), parse_machine(results[0]["machine"])
+    assert all(result["situation"] == results[0]["situation"] for result in results)
+    situation = parse_situation(results[0]["situation"])
+    found, machine = situation.cluster, situation.machine
     for rank, host in enumerate(found.hosts):
         wanted = Rate.parse(nics[rank]).bits_per_second
         for way in (host.nic.out, host.nic.into):
             assert 0.9 <= way.bits_per_second / wanted <= 1.03, host
-    schedule = untried(parse_cluster(results[0]["surveyed"]))
+    schedule = untried(found)
     ends = simulate(schedule, found, machine.ours, burst=machine.burst)
     print(
         f"{results[0]['took']:.1f} s; {max(ends.values())} as simulated, {results[0]['measured']}"

@@ -7,14 +7,14 @@ from math import sqrt
 import pytest
 
 from tests.clusters import with_late
-from thalweg import Cluster, Size, Workload, advise
+from thalweg import Cluster, Situation, Size, Workload, advise
 from thalweg.declarations import Promise
 from thalweg.errors import UsageError
 from thalweg.facts import Costs, Duration, Rate, StragglerDelay, Tensor
 from thalweg.predict import predict
 from thalweg.predict.advisor import crossovers
 from thalweg.predict.estimate import Advice
-from thalweg.predict.what_if import WhatIf, scaled, slowest_nic, with_workers
+from thalweg.predict.what_if import scaled, slowest_nic, suppose, with_workers
 
 RACKS = Cluster.regular([4, 4], nic="200mbit", uplink="50mbit", latency=Duration(1e-4))
 SMALL = Cluster.regular([2, 2], nic="200mbit", uplink="50mbit", latency=Duration(1e-4))
@@ -22,7 +22,7 @@ SMALL = Cluster.regular([2, 2], nic="200mbit", uplink="50mbit", latency=Duration
 
 @cache
 def advised(allow: Promise) -> Advice:
-    return advise(SMALL, job(), allow=allow)
+    return advise(situation(), allow=allow)
 
 
 def job(size: str = "2MB", compute: float = 0.05) -> Workload:
@@ -30,8 +30,12 @@ def job(size: str = "2MB", compute: float = 0.05) -> Workload:
     return replace(Workload.of_size(Size.parse(size)), costs=costs)
 
 
+def situation(cluster: Cluster = SMALL, workload: Workload | None = None) -> Situation:
+    return Situation(cluster=cluster, workload=workload or job())
+
+
 def test_best_first_and_ddp_among_them() -> None:
-    advice = advise(RACKS, job())
+    advice = advise(situation(RACKS))
     seconds = [ranked.estimate.seconds for ranked in advice.ranking]
     assert seconds == sorted(seconds)
     assert "ddp" in {ranked.plan.text.preset.name for ranked in advice.ranking}
@@ -65,26 +69,26 @@ def test_what_is_not_allowed_is_not_advised() -> None:
 
 
 def test_plain_ddp_is_right_where_computing_is_all() -> None:
-    advice = advise(Cluster.regular([4], nic="100gbit"), job("1MB", compute=1.0))
+    advice = advise(situation(Cluster.regular([4], nic="100gbit"), job("1MB", compute=1.0)))
     assert "Keep DDP" in advice.verdict
 
 
 def test_more_steps_for_lossy_plans_put_exact_ones_first() -> None:
-    dear = advise(SMALL, job(), allow=Promise.LOSSY, extra_steps={Promise.LOSSY: 100.0})
+    dear = advise(situation(), allow=Promise.LOSSY, extra_steps={Promise.LOSSY: 100.0})
     assert dear.best.promise is Promise.EXACT
     assert any("10000%" in text for text in dear.assumed)
 
 
 def test_codes_are_left_out_without_data_and_it_is_said() -> None:
-    advice = advise(SMALL, job(), has_data=False)
+    advice = advise(situation(), has_data=False)
     assert not [ranked for ranked in advice.ranking if ranked.plan.redundancy is not None]
     assert "data=" in advice.left_out["gc(stragglers=1)"]
 
 
 def test_late_workers_are_worth_a_code() -> None:
     delay = StragglerDelay(probability=0.05, delay=Duration(5.0))
-    cluster = WhatIf(late=delay).cluster(Cluster.regular([6], nic="1gbit"))
-    best = advise(cluster, job("100KB")).best
+    punctual = situation(Cluster.regular([6], nic="1gbit"), job("100KB"))
+    best = advise(suppose(punctual, late=delay)).best
     assert best.plan.redundancy is not None
 
 
@@ -92,7 +96,7 @@ def test_smaller_buckets_where_backward_hides_them() -> None:
     """Layers that are ready one after the other, and links that take as long as backward."""
     cluster = Cluster.regular([4], nic="100mbit", latency=Duration(1e-5))
     layers = tuple(Tensor(name=f"t{i}", shape=(125, 1000)) for i in range(16))
-    advice = advise(cluster, replace(job(compute=1.5), tensors=layers))
+    advice = advise(situation(cluster, replace(job(compute=1.5), tensors=layers)))
     assert "bucket=" in str(advice.best.plan)
 
 
@@ -106,14 +110,14 @@ def test_where_curves_cross() -> None:
 
 
 def test_a_sweep_goes_down_with_faster_links() -> None:
-    sweep = advise(SMALL, job(), sweep=True).sweep
+    sweep = advise(situation(), sweep=True).sweep
     assert sweep is not None
     for seconds in sweep.seconds.values():
         assert list(seconds) == sorted(seconds, reverse=True)
 
 
 def test_what_if_the_links_were_faster() -> None:
-    faster = WhatIf(bandwidth=Rate.parse("1gbit")).cluster(RACKS)
+    faster = suppose(situation(RACKS), bandwidth=Rate.parse("1gbit")).cluster
     assert slowest_nic(faster) == pytest.approx(1e9)
     [uplink] = {rack.uplink for rack in faster.racks}
     assert uplink is not None
@@ -129,8 +133,15 @@ def test_what_if_there_were_more_workers() -> None:
 
 
 def test_what_if_computing_were_faster() -> None:
-    faster = WhatIf(compute=2.0).workload(job(compute=0.3))
+    slow = situation(workload=job(compute=0.3))
+    faster = suppose(slow, compute=2.0).workload
     assert faster.costs.backward.seconds == pytest.approx(0.1)
+
+
+def test_what_is_supposed_holds_for_the_declared_cluster_too() -> None:
+    declared = replace(situation(), declared=RACKS)
+    supposed = suppose(declared, workers=3)
+    assert (supposed.cluster.workers, supposed.laid_out_for.workers) == (3, 3)
 
 
 @pytest.mark.parametrize("workers", [0, -3, 10**9])
@@ -142,7 +153,7 @@ def test_impossible_workers(workers: int) -> None:
 @pytest.mark.parametrize("times", [0.0, -1.0, float("nan")])
 def test_impossible_computing(times: float) -> None:
     with pytest.raises(UsageError, match="times as fast"):
-        WhatIf(compute=times).workload(job())
+        suppose(situation(), compute=times)
 
 
 def with_one_late(workers: int, seconds: float, nic: str = "1gbit") -> Cluster:
@@ -152,16 +163,18 @@ def with_one_late(workers: int, seconds: float, nic: str = "1gbit") -> Cluster:
 
 def test_a_straggler_is_waited_for_only_while_nothing_is_left_to_do() -> None:
     """20 MB take 0.16 s: the others reduce-scatter 6/7 of that, and it is late for 0.3 s."""
-    cluster, workload = with_one_late(8, 0.3), job("20MB")
-    ring, around = (predict(sync, cluster, workload).parts for sync in ("ring", "stragglar"))
+    given = situation(with_one_late(8, 0.3), job("20MB"))
+    ring, around = (predict(sync, given).parts for sync in ("ring", "stragglar"))
     assert ring.waiting == pytest.approx(0.3)
     assert 0.3 - 0.16 < around.waiting < 0.3 - 0.16 * 6 / 7 + 0.02
     assert around.transfer + around.waiting < ring.transfer + ring.waiting - 0.1
-    by_form = predict("stragglar", cluster, workload, by_form=True).parts
+    by_form = predict("stragglar", given, by_form=True).parts
     assert by_form.waiting == pytest.approx(0.3 - 0.16 * 6 / 7, abs=0.005)
 
 
 def test_a_plan_for_stragglers_is_advised_where_one_was_measured() -> None:
-    on_time = advise(Cluster.regular([8], nic="1gbit"), job("20MB"))
+    on_time = advise(situation(Cluster.regular([8], nic="1gbit"), job("20MB")))
     assert "stragglar" not in {str(ranked.plan).split()[0] for ranked in on_time.ranking}
-    assert advise(with_one_late(8, 0.3), job("20MB")).best.plan.topology.name == "stragglar"
+    assert (
+        advise(situation(with_one_late(8, 0.3), job("20MB"))).best.plan.topology.name == "stragglar"
+    )

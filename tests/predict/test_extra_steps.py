@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from thalweg import Cluster, advise
+from thalweg import Cluster, Situation, advise
 from thalweg.catalog import default_catalog, parse_plan
 from thalweg.declarations import Promise
 from thalweg.errors import PlanError, UsageError
@@ -26,8 +26,12 @@ MEASURED = ("bf16", "fp16", "int8", "sign", "powersgd(rank=4, warmup=30)")
 
 @cache
 def advice(model: str, allow: Promise, optimizer: str | None = None) -> Advice:
+    return advise(situation(model), allow=allow, optimizer=optimizer)
+
+
+def situation(model: str) -> Situation:
     workload = workload_of(model, "a100")
-    return advise(SWITCH, workload, assumed_machine(), allow=allow, optimizer=optimizer)
+    return Situation(cluster=SWITCH, workload=workload, machine=assumed_machine())
 
 
 def more(sync: str, optimizer: str) -> float | None:
@@ -132,7 +136,7 @@ def test_what_is_refused_is_neither_ranked_nor_hinted_at() -> None:
         if str(plan) in ("ddp", "ring+bf16"):
             raise PlanError(f"no {plan} here", "take another")
 
-    found = advise(SWITCH, workload_of("resnet50", "a100"), assumed_machine(), refuse=refuse)
+    found = advise(situation("resnet50"), refuse=refuse)
     assert found.left_out["ddp"] == "no ddp here"
     assert "ddp" not in {ranked.plan.text.preset.name for ranked in found.ranking}
     assert found.best.vs_ddp == pytest.approx(1, rel=0.05)

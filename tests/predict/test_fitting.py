@@ -8,7 +8,18 @@ from random import Random
 
 import pytest
 
-from thalweg.facts import Cluster, Duration, FittedValue, Host, Machine, Rack, TransportCosts
+from thalweg.facts import (
+    Cluster,
+    Duration,
+    FittedValue,
+    Host,
+    Machine,
+    Rack,
+    Situation,
+    Size,
+    TransportCosts,
+    Workload,
+)
 from thalweg.predict.calibration_trials import (
     MAX_SMALL_TRIAL_BYTES,
     NetworkTrial,
@@ -26,6 +37,10 @@ RACKS = Cluster.regular([4, 4], nic="100mbit", uplink="50mbit", latency=Duration
 LATENCY = 150e-6  # in use; what is declared is what pings take at best
 MESSAGE = 120e-6
 BURST = 128 * 1024.0
+
+
+def situation(cluster: Cluster) -> Situation:
+    return Situation(cluster=cluster, workload=Workload.of_size(Size.parse("1MB")))
 
 
 def road_of(cluster: Cluster) -> TransportCosts:
@@ -80,7 +95,7 @@ def assert_near(found: Machine, real: Machine, rel: float) -> None:
 @pytest.mark.parametrize("cluster", [FLAT, RACKS], ids=["flat", "racks"])
 def test_known_figures_are_found_again(cluster: Cluster) -> None:
     real = machine_of(cluster)
-    found = fit(cluster, list(made(cluster, real, LATENCY)))
+    found = fit(situation(cluster), list(made(cluster, real, LATENCY)))
     assert found.cluster.latency.seconds == pytest.approx(LATENCY, rel=0.02)
     assert_near(found.machine, real, 0.02)
     assert found.machine.burst == pytest.approx(BURST, rel=0.1)
@@ -96,7 +111,7 @@ def test_outliers_and_noise(cluster: Cluster) -> None:
         seconds = [s * (1 + draw.gauss(0, 0.005)) for s in trial.seconds]
         seconds[draw.randrange(5)] *= 3
         noisy.append(replace(trial, seconds=tuple(seconds)))
-    found = fit(cluster, noisy)
+    found = fit(situation(cluster), noisy)
     assert_near(found.machine, real, 0.05)
     assert all(share.spread < 0.05 for _, share in found.machine.ours.crowding)
 
@@ -108,7 +123,7 @@ def test_ranks_of_one_host() -> None:
         ours=TransportCosts(message=FittedValue(50e-6), byte=FittedValue(2e-9)),
         native=TransportCosts(message=FittedValue(80e-6), byte=FittedValue(1e-9)),
     )
-    found = fit(cluster, list(made(cluster, real, 40e-6)))
+    found = fit(situation(cluster), list(made(cluster, real, 40e-6)))
     assert_near(found.machine, real, 0.02)
     assert found.machine.burst == 0.0
 
@@ -121,7 +136,7 @@ def test_what_a_topology_takes_longer_is_its_drag() -> None:
         else trial
         for trial in made(FLAT, real, LATENCY)
     ]
-    drag = {name: figure.value for name, figure in fit(FLAT, trials).machine.ours.drag}
+    drag = {name: figure.value for name, figure in fit(situation(FLAT), trials).machine.ours.drag}
     assert drag == {
         "halving_doubling": pytest.approx(1.5, rel=0.03),
         "double_tree": pytest.approx(1.0, rel=0.03),
@@ -130,7 +145,7 @@ def test_what_a_topology_takes_longer_is_its_drag() -> None:
 
 
 def test_nothing_was_tried() -> None:
-    found = fit(FLAT, [])
+    found = fit(situation(FLAT), [])
     assert found.cluster == FLAT
     assert found.machine == Machine()
     assert found.machine.assumed == ("messages that cost nothing", "a backend that costs nothing")
@@ -143,7 +158,7 @@ def test_spread_is_that_of_the_repetitions() -> None:
         replace(trial, seconds=tuple(factor * trial.seconds[0] for factor in (0.9, 1, 1.1)))
         for trial in made(FLAT, machine_of(FLAT), LATENCY)
     ]
-    spreads = [share.spread for _, share in fit(FLAT, trials).machine.ours.crowding]
+    spreads = [share.spread for _, share in fit(situation(FLAT), trials).machine.ours.crowding]
     assert spreads == [pytest.approx(0.1 / 0.6745, rel=1e-3)] * 3
 
 

@@ -4,8 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from thalweg import Cluster, Size, Workload, parse_plan, predict
-from thalweg.facts import CodecCost, Costs, Duration, FittedValue, Machine, StragglerDelay, Tensor
+from thalweg import Cluster, Situation, Size, Workload, parse_plan, predict
+from thalweg.facts import (
+    FREE_MACHINE,
+    CodecCost,
+    Costs,
+    Duration,
+    FittedValue,
+    Machine,
+    StragglerDelay,
+    Tensor,
+)
 from thalweg.predict.closed_form.exchange import synchronisation_seconds
 from thalweg.schedules import Group
 
@@ -29,9 +38,10 @@ def layers(number: int) -> Workload:
 
 
 def seconds(
-    sync: str, cluster: Cluster, workload: Workload, machine: Machine | None = None
+    sync: str, cluster: Cluster, workload: Workload, machine: Machine = FREE_MACHINE
 ) -> float:
-    return predict(sync, cluster, workload, machine).seconds
+    situation = Situation(cluster=cluster, workload=workload, machine=machine)
+    return predict(sync, situation).seconds
 
 
 def test_one_bucket_is_exposed_whole() -> None:
@@ -82,7 +92,8 @@ def test_a_codec_comes_on_top() -> None:
     costs = CodecCost(bucket=FittedValue(0.01), encode=FittedValue(1e-8), decode=FittedValue(2e-8))
     machine = Machine(codecs={"fp16(warmup=0)": costs, "fp16": costs})
     exchange = 2 * 3 / 4 * 2 * LAYER  # half of 4 MB
-    estimate = predict("ring+fp16", hosts(4), layers(4), machine)
+    situation = Situation(cluster=hosts(4), workload=layers(4), machine=machine)
+    estimate = predict("ring+fp16", situation)
     assert estimate.parts.encode == pytest.approx(0.01 + 0.01)
     assert estimate.parts.decode == pytest.approx(0.02)
     assert estimate.seconds == pytest.approx(COMPUTE + 0.04 + exchange)
@@ -129,8 +140,9 @@ def test_a_code_computes_more_and_waits_less() -> None:
         for rack in cluster.racks
     )
     cluster = replace(cluster, racks=racks)
-    plain = predict("ring", cluster, layers(1))
-    coded = predict("gc(stragglers=1)", cluster, layers(1))
+    situation = Situation(cluster=cluster, workload=layers(1))
+    plain = predict("ring", situation)
+    coded = predict("gc(stragglers=1)", situation)
     expected_maximum = 5.0 * (1 - 0.95**6)
     assert plain.parts.waiting == pytest.approx(expected_maximum, rel=0.15)
     assert coded.parts.compute == pytest.approx(2 * (FORWARD + BACKWARD) + OPTIMIZER, rel=1e-3)
@@ -139,9 +151,10 @@ def test_a_code_computes_more_and_waits_less() -> None:
 
 def test_the_closed_form_of_a_step_is_the_replay_where_both_exist() -> None:
     cluster, workload = hosts(8), layers(6)
+    situation = Situation(cluster=cluster, workload=workload)
     for sync in ("ring", "ring @ bucket=1MB", "local_sgd(every=4)"):
-        form = predict(sync, cluster, workload, by_form=True)
-        assert form.form != predict(sync, cluster, workload).form
+        form = predict(sync, situation, by_form=True)
+        assert form.form != predict(sync, situation).form
         assert seconds(sync, cluster, workload) == pytest.approx(form.seconds, rel=1e-3)
 
 
@@ -149,7 +162,7 @@ def test_nothing_is_faster_than_its_exchange_alone_if_nothing_overlaps() -> None
     cluster = Cluster.regular([3, 3], nic="100mbit", uplink="50mbit", latency=Duration(1e-4))
     workload = Workload.of_size(Size.parse("3MB"))
     for sync in ("ring", "hierarchical", "halving_doubling", "double_tree", "ps", "gossip"):
-        plan = predict(sync, cluster, workload)
+        plan = predict(sync, Situation(cluster=cluster, workload=workload))
         form = synchronisation_seconds(parse_plan(sync), Group.everybody(cluster), workload)
         assert form is not None
         assert plan.seconds == pytest.approx(form, rel=0.35), sync

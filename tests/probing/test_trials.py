@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import ProcessGroupGloo
 from tests.training.workers import on_ranks, one_value
 from thalweg.engine.collectives import Collectives, RoundCounter
 from thalweg.engine.engine import Engine
-from thalweg.facts import Cluster, Host, Rack
+from thalweg.facts import Cluster, Host, Rack, Situation, Size, Workload
 from thalweg.members.world import World
 from thalweg.predict.fitting import fit
 from thalweg.probing import calibration
@@ -21,6 +21,7 @@ from thalweg.probing.calibration import run_trials
 from thalweg.schedules import Group
 
 PAIR = Cluster(racks=(Rack(name="r", hosts=(Host(name="h", ranks=(0, 1)),)),))
+SITUATION = Situation(cluster=PAIR, workload=Workload.of_size(Size.parse("1MB")))
 FREE = "a backend that costs nothing"
 
 
@@ -35,7 +36,7 @@ def tried(rank: int) -> dict[str, Any]:
     return {
         "kinds": [trial.kind for trial in found],
         "seconds": [trial.seconds for trial in found],
-        "assumed": fit(PAIR, found).machine.assumed,
+        "assumed": fit(SITUATION, found).machine.assumed,
         "initialized": dist.is_initialized(),
     }
 

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from thalweg.catalog import default_catalog
 from thalweg.declarations import Promise
-from thalweg.facts import Cluster, Machine, Size, Workload
-from thalweg.predict.estimate import Advice, Breakdown, Crossover, Estimate, RankedPlan, Sweep
-from thalweg.report.advice import MeasuredStepTime
+from thalweg.facts import Cluster, Machine, Situation, Size, Workload
+from thalweg.predict.estimate import (
+    Advice,
+    Breakdown,
+    Crossover,
+    Estimate,
+    Outcome,
+    RankedPlan,
+    Sweep,
+)
 
 LONG = "hierarchical(compress=between)+powersgd(rank=4) @ bucket=4MB"
 CODED = "codedreduce(fanout=4, stragglers=1)+fp16"
@@ -43,12 +53,12 @@ RATES = tuple(1e7 * 10 ** (step / 6) for step in range(25))  # 10 Mbit/s to 100 
 
 def estimate(sync: str, parts: Breakdown) -> Estimate:
     low, high = 0.93 * parts.seconds, 1.09 * parts.seconds
-    return Estimate(sync=sync, workers=16, parts=parts, low=low, high=high, form="replay")
+    plan = default_catalog().plan(sync)
+    return Estimate(plan=plan, parts=parts, low=low, high=high, form="replay")
 
 
 def advised(sync: str, parts: Breakdown, steps: float = 1.0) -> RankedPlan:
     return RankedPlan(
-        plan=default_catalog().plan(sync),
         estimate=estimate(sync, parts),
         vs_ddp=DDP.seconds / parts.seconds,
         promise=PROMISES.get(sync, EXACT),
@@ -89,12 +99,15 @@ def cluster() -> Cluster:
     return Cluster.regular([4, 4, 4, 4], nic=nics, uplink=["2gbit", "2gbit", "1gbit", "2gbit"])
 
 
-def advice(*, swept: bool = True) -> Advice:
+def advice(*, swept: bool = True, **facts: Any) -> Advice:
+    """An advice in a situation that differs by these facts."""
+    workload = replace(Workload.of_size(Size.parse("102MB")), name="resnet50")
+    machine = Machine(assumed=("codecs cost what they did on the machine of the defaults",))
     steps = {LONG: 1.05, "dssync+int8": 1.15, "local_sgd(every=8)": 1.25}
     return Advice(
-        cluster=cluster(),
-        workload=Workload(name="resnet50", tensors=Workload.of_size(Size.parse("102MB")).tensors),
-        machine=Machine(assumed=("codecs cost what they did on the machine of the defaults",)),
+        situation=Situation(
+            **{"cluster": cluster(), "workload": workload, "machine": machine, **facts}
+        ),
         allow=EVENTUAL,
         ranking=tuple(advised(sync, parts, steps.get(sync, 1)) for sync, parts in PARTS.items()),
         verdict=f"Use {LONG}: a step takes 190 ms instead of 560 ms, since the uplinks are the "
@@ -108,13 +121,13 @@ def advice(*, swept: bool = True) -> Advice:
     )
 
 
-def measurements() -> list[MeasuredStepTime]:
+def measurements() -> list[Outcome]:
     """The coded plan came out slower than its interval."""
     found = {LONG: 0.196, CODED: 0.371, "ddp": 0.548}
     return [
-        MeasuredStepTime(
+        Outcome(
             sync=sync,
-            seconds=seconds,
+            measured=seconds,
             predicted=PARTS[sync].seconds,
             low=0.93 * PARTS[sync].seconds,
             high=1.09 * PARTS[sync].seconds,

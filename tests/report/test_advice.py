@@ -9,10 +9,10 @@ from importlib.metadata import version
 
 import pytest
 
-from tests.report.advices import CODED, LONG, PARTS, advice, advised, estimate, measurements
+from tests.report.advices import CODED, LONG, PARTS, advice, advised, measurements
 from thalweg.facts import Cluster
-from thalweg.predict.estimate import Advice, Breakdown
-from thalweg.report.advice import MeasuredStepTime, advice_page, between, times
+from thalweg.predict.estimate import Advice, Breakdown, Outcome
+from thalweg.report.advice import advice_page, between, times
 
 VOID = {"meta", "wbr"}
 NASTY = """</title><script>alert("x")</script>&'"""
@@ -47,7 +47,7 @@ class Page(HTMLParser):
         return sum(not name or name in each for each in classes)
 
 
-def shown(found: Advice, measured: list[MeasuredStepTime] | None = None) -> Page:
+def shown(found: Advice, measured: list[Outcome] | None = None) -> Page:
     page = Page(advice_page(found, measured or []))
     assert page.open == []
     return page
@@ -78,7 +78,7 @@ def test_the_head_says_what_to_do() -> None:
     assert page.texts["h1"] == ["Plan advice for resnet50"]
     assert advice().verdict in page.texts["p"]
     assert page.texts["dd"] == ["190 ms", "2.95x", "177 to 207 ms"]  # 560 / 190, -7%, +9%
-    assert page.texts["pre"] == [f'run = thalweg.attach(model, optimizer, sync="{LONG}")']
+    assert page.texts["pre"] == [f'run = thalweg.attach(model, optimizer, plan="{LONG}")']
     assert page.texts["footer"] == [f"Made by thalweg {version('thalweg')}."]
 
 
@@ -124,7 +124,7 @@ def test_without_a_sweep_and_without_measurements() -> None:
 
 
 def test_a_rate_outside_the_sweep_is_not_marked() -> None:
-    found = replace(advice(), cluster=Cluster.regular([2], nic="1mbit"))
+    found = advice(cluster=Cluster.regular([2], nic="1mbit"))
     assert not [text for text in shown(found).texts["text"] if text.startswith("now")]
 
 
@@ -147,18 +147,19 @@ def test_it_needs_nothing_from_elsewhere() -> None:
 
 
 def test_texts_are_escaped() -> None:
-    best = replace(advice().best, why=NASTY, survives=NASTY, estimate=estimate(NASTY, PARTS[LONG]))
-    cluster = advice().cluster
+    best = replace(advice().best, why=NASTY, survives=NASTY)
+    cluster, workload = advice().situation.cluster, advice().situation.workload
     host = replace(cluster.racks[0].hosts[0], name=NASTY)
     rack = replace(cluster.racks[0], name=NASTY, hosts=(host, *cluster.racks[0].hosts[1:]))
     found = replace(
-        advice(),
+        advice(
+            workload=replace(workload, name=NASTY),
+            cluster=replace(cluster, racks=(rack, *cluster.racks[1:])),
+        ),
         ranking=(best, *advice().ranking[1:]),
         verdict=NASTY,
         assumed=(NASTY,),
         left_out={NASTY: NASTY},
-        workload=replace(advice().workload, name=NASTY),
-        cluster=replace(cluster, racks=(rack, *cluster.racks[1:])),
     )
     page = shown(found, [replace(measurements()[0], sync=NASTY)])
     assert page.number("script") == 0
@@ -186,7 +187,7 @@ def test_a_long_ranking_is_folded() -> None:
 
 @pytest.mark.parametrize(("racks", "boxes"), [([40] * 25, 1), ([1000], 1), ([3, 70], 3 + 1)])
 def test_a_large_cluster_is_summed_up(racks: list[int], boxes: int) -> None:
-    page = shown(replace(advice(), cluster=Cluster.regular(racks, nic="10gbit", uplink="40gbit")))
+    page = shown(advice(cluster=Cluster.regular(racks, nic="10gbit", uplink="40gbit")))
     assert page.number("rect", "host") == boxes
     if len(racks) == 25:
         assert "25 such racks" in page.texts["text"]
@@ -197,7 +198,7 @@ def test_measured_rates_that_differ_a_little_are_alike() -> None:
     nics = [f"{1000 + index}mbit" for index in range(100)]
     nics[0] = nics[50] = "500mbit"
     cluster = Cluster.regular([50, 50], nic=nics, uplink=["2gbit", "2.1gbit"])
-    texts = shown(replace(advice(), cluster=cluster)).texts["text"]
+    texts = shown(advice(cluster=cluster)).texts["text"]
     assert {"2 such racks", "1 host", "500 Mbit/s", "49 hosts", "from 2 Gbit/s"} <= {*texts}
     assert "from 1 Gbit/s" in texts
 
@@ -210,13 +211,9 @@ def test_both_directions_and_slow_hosts() -> None:
 
 
 def test_nothing_assumed_and_nothing_left_out() -> None:
-    bare = replace(
-        advice(),
-        assumed=(),
-        left_out={},
-        machine=replace(advice().machine, assumed=()),
-        cluster=replace(advice().cluster, assumed=()),
-    )
+    found = advice().situation
+    cluster, machine = replace(found.cluster, assumed=()), replace(found.machine, assumed=())
+    bare = replace(advice(cluster=cluster, machine=machine), assumed=(), left_out={})
     page = shown(bare)
     assert "Plans not ranked" not in page.texts["h2"]
     assert "None: all values were measured or declared." in page.texts["p"]

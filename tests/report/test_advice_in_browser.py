@@ -28,7 +28,7 @@ from thalweg.report.advice import advice_page
 
 def crowded() -> Advice:
     """Everything at its largest: long names, both directions, straggling hosts, a hundred plans."""
-    racks = advice().cluster.racks
+    racks = advice().situation.cluster.racks
     uneven = Duplex(Rate.parse("123.4mbit"), Rate.parse("1.25gbit"))
     delay = StragglerDelay(probability=0.25)
     long = replace(
@@ -38,7 +38,7 @@ def crowded() -> Advice:
     moved = [replace(host, name=f"{host.name}b") for host in racks[0].hosts[1:]]
     cluster = Cluster(racks=(rack, replace(racks[1], hosts=(*racks[1].hosts, *moved)), *racks[2:]))
     slow = [advised("ring", Breakdown(compute=0.6 * 1.1**index)) for index in range(92)]
-    return replace(advice(), cluster=cluster, ranking=(*advice().ranking, *slow))
+    return replace(advice(cluster=cluster), ranking=(*advice().ranking, *slow))
 
 
 def test_contrast_is_as_the_standard_reckons_it() -> None:

@@ -19,7 +19,7 @@ from torch import nn
 import thalweg.schedules.topologies
 from tests.running import run, whole_numbers
 from tests.training.workers import TIMEOUT, on_ranks, one_value, values
-from thalweg import Cluster, Group, Size, Workload, check, compile_rounds
+from thalweg import Cluster, Group, Size, Workload, check, compile_step
 from thalweg.catalog import Catalog, default_catalog
 from thalweg.cli import main
 from thalweg.errors import PlanError, ScheduleError
@@ -58,8 +58,8 @@ def test_a_file_is_enough(catalog: Catalog) -> None:
     plan = catalog.plan("chain(pieces=3)+powersgd(rank=2) @ bucket=1MB")
     group = Group.everybody(Cluster.regular([3, 2], interleaved=True))
     workload = Workload.of_size(Size.parse("5MB"))
-    compiled = compile_rounds(plan, group, workload, 0, catalog)
-    for round_ in compiled:
+    compiled = compile_step(plan, group, workload, 0, catalog)
+    for round_ in compiled.rounds:
         check(round_.schedule)
         inputs = whole_numbers(round_.schedule)
         for result in run(round_.schedule, inputs).values():
@@ -99,7 +99,7 @@ def test_it_trains(catalog: Catalog) -> None:
         model = nn.Linear(2, 1, bias=False)
         nn.init.zeros_(model.weight)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        attached = attach(model, optimizer, sync="chain(pieces=2)", timeout=TIMEOUT)
+        attached = attach(model, optimizer, plan="chain(pieces=2)", timeout=TIMEOUT)
         (model(torch.ones(1, 2)) * -3.0 * rank).sum().backward()
         optimizer.step()
         attached.close()

@@ -54,10 +54,10 @@ def test_checking_holds_no_moves() -> None:
 def test_a_ring_of_1024_in_a_gigabyte() -> None:
     program = (
         "import resource\n"
-        "from thalweg import Cluster, Group, check, parse_plan, compile_rounds, Workload, Size\n"
+        "from thalweg import Cluster, Group, check, parse_plan, compile_step, Workload, Size\n"
         "group = Group.everybody(Cluster.flat(1024))\n"
         "workload = Workload.of_size(Size.parse('25MB'))\n"
-        "[ring] = compile_rounds(parse_plan('ring'), group, workload, 0)\n"
+        "[ring] = compile_step(parse_plan('ring'), group, workload, 0).rounds\n"
         "check(ring.schedule)\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
     )

@@ -28,6 +28,7 @@ from thalweg.errors import WorkerFailed
 from thalweg.launch.supervisor import SendMessage, run_workers
 from thalweg.launch.worker_group import WorkerGroup
 from thalweg.training import Run, attach
+from thalweg.training.exchanges.tree import TreeExchange
 from thalweg.training.snapshot import Snapshot
 
 TREE = "codedreduce(fanout=3, stragglers=1)"
@@ -78,10 +79,11 @@ def late(rank: int, *, at: int, until: int) -> Act:
     word of it is here, if only that this rank is left behind."""
 
     def act(run: Run, board: Board) -> None:
-        tree = run._session.tree
-        if run.rank == rank and run.step == at and tree is not None:
+        tree = run._session.exchange
+        if run.rank == rank and run.step == at and isinstance(tree, TreeExchange):
+            relay = tree.relay
             board.wait(lambda: board.furthest(but=rank) >= until)
-            board.wait(lambda: tree.left_behind(at) or tree.relay.newest >= until)
+            board.wait(lambda: relay.result_expired(at) or relay.newest >= until)
 
     return act
 
@@ -153,7 +155,7 @@ def _trained(script: Script, board: Board) -> dict[str, Any]:
     run = attach(
         model,
         optimizer,
-        sync=script.sync,
+        plan=script.sync,
         data=samples(script.dtype),
         batch=BATCH,
         state=[scheduler],
@@ -166,7 +168,7 @@ def _trained(script: Script, board: Board) -> dict[str, Any]:
     for epoch in run.epochs(script.epochs):
         for number, (x, y) in enumerate(run.batches(epoch), start=1):
             script.act(run, board)
-            plans[str(run.step)] = run.sync
+            plans[str(run.step)] = str(run.plan)
             if number % script.accumulate:
                 with run.no_sync():
                     backward(script, run, model, x, y)
@@ -174,11 +176,11 @@ def _trained(script: Script, board: Board) -> dict[str, Any]:
             backward(script, run, model, x, y)
             if script.clip is not None:
                 nn.utils.clip_grad_norm_(model.parameters(), script.clip)
-            if run.catching_up:
+            if run._catches_up:
                 gone_through.append(run.step)
             optimizer.step()
             optimizer.zero_grad()
-            if run.counts:
+            if run._applies:
                 steps.append(run.step)
             board.steps[run.rank] = run.step
         optimizer.zero_grad()
@@ -186,7 +188,7 @@ def _trained(script: Script, board: Board) -> dict[str, Any]:
         if script.checkpoint is not None:
             run.save(script.checkpoint)
     untouched = torch.equal(before, torch.get_rng_state())
-    approximate = {str(step): part for step, part in run.approximate.items()}
+    approximate = {str(e.step): e.data for e in run.events if e.kind == "approximate"}
     run.close()
     return {
         "print": fingerprint(model),

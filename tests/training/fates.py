@@ -23,7 +23,6 @@ from torch.utils.data import Dataset
 from tests.training.coded import Board, Fate
 from tests.training.under_fire import BATCH, EPOCHS, STEPS, Numbered
 from tests.training.workers import SECONDS, TIMEOUT, listen, raised, values
-from thalweg.catalog import parse_plan
 from thalweg.errors import Interrupted, WorkerFailed
 from thalweg.launch.supervisor import SendMessage, run_workers
 from thalweg.redundancy import is_relayed
@@ -83,7 +82,7 @@ def trained(job: Job, board: Board) -> dict[str, Any]:
     run = attach(
         model,
         optimizer,
-        sync=job.sync,
+        plan=job.sync,
         state=[scheduler],
         timeout=TIMEOUT,
         resume=job.folder,
@@ -114,14 +113,16 @@ def trained(job: Job, board: Board) -> dict[str, Any]:
             run.save(job.folder)
     with run.consensus():
         ended = values(model)
-    left_out = {name: tensor.tolist() for name, tensor in run.left_out().items()}
+    left_out = {
+        name: tensor.tolist() for name, tensor in run.report(residuals=True).residuals.items()
+    }
     run.close()
     return {
         "values": ended,
         "first": int(first),
         "steps": run.step,
-        "members": run.members,
-        "formation": run.formation,
+        "members": run.members.ranks,
+        "formation": run.members.epoch,
         "lr": optimizer.param_groups[0]["lr"],
         "epoch": scheduler.state_dict()["last_epoch"],
         "left_out": left_out,
@@ -135,7 +136,7 @@ def trained(job: Job, board: Board) -> dict[str, Any]:
                 "reason": i.reason,
                 "in_order": i.noticed <= i.over,
             }
-            for i in run.incidents
+            for i in (e.data for e in run.events if e.kind == "incident")
         ],
     }
 
@@ -198,7 +199,7 @@ def awaits(rank: int, *, at: int) -> Act:
         if over or run.step < at or moment != "before" or run.rank == rank:
             return
         over = True
-        if run.rank == 0 or not is_relayed(parse_plan(run.sync)):
+        if run.rank == 0 or not is_relayed(run.plan):
             board.wait(lambda: _is_wanted(run) or board.steps[rank] >= at)
 
     return act

@@ -60,7 +60,7 @@ def test_one_line_makes_a_plain_script_distributed() -> None:
         model[1].running_mean += rank
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         before = fingerprint(model)
-        thalweg.attach(model, optimizer, sync="ring", timeout=TIMEOUT)
+        thalweg.attach(model, optimizer, plan="ring", timeout=TIMEOUT)
         start = fingerprint(model)
         for _ in range(3):
             optimizer.zero_grad()
@@ -81,7 +81,7 @@ def test_the_random_numbers_of_the_script_are_left_alone() -> None:
         torch.manual_seed(rank)
         model, optimizer = line()
         before = torch.get_rng_state()
-        run = attach(model, optimizer, data=DATA, batch=6, sync="dssync", timeout=TIMEOUT)
+        run = attach(model, optimizer, data=DATA, batch=6, plan="dssync", timeout=TIMEOUT)
         train(model, optimizer, run)
         run.close()
         return {"untouched": torch.equal(before, torch.get_rng_state())}
@@ -92,7 +92,7 @@ def test_the_random_numbers_of_the_script_are_left_alone() -> None:
 def test_every_sample_goes_to_somebody() -> None:
     def work(rank: int) -> dict[str, Any]:
         model, optimizer = line()
-        run = attach(model, optimizer, data=DATA, batch=5, timeout=TIMEOUT)
+        run = attach(model, optimizer, plan="ring", data=DATA, batch=5, timeout=TIMEOUT)
         seen = [[y.tolist() for _, y in run.batches(epoch)] for epoch in run.epochs(2)]
         run.close()
         return {"seen": seen, "steps": run.step}
@@ -113,7 +113,7 @@ def test_a_loader_with_workers_augments_anew_each_epoch() -> None:
             return torch.rand(1)
 
     model, optimizer = line()
-    run = attach(model, optimizer, data=Noise(), batch=4, loader={"num_workers": 1})
+    run = attach(model, optimizer, plan="ring", data=Noise(), batch=4, loader={"num_workers": 1})
     seen = [batch.sum().item() for epoch in run.epochs(3) for batch in run.batches(epoch)]
     run.close()
     assert len(set(seen)) == 3
@@ -122,7 +122,7 @@ def test_a_loader_with_workers_augments_anew_each_epoch() -> None:
 def test_the_mean_of_losses_of_few_bits() -> None:
     """The weights of samples aren't rounded to the type of the losses."""
     model, optimizer = line()
-    run = attach(model, optimizer, data=DATA, batch=7)
+    run = attach(model, optimizer, plan="ring", data=DATA, batch=7)
     for _ in run.batches(0):
         assert run.mean(torch.ones(7, dtype=torch.bfloat16)).item() == pytest.approx(1, abs=1e-6)
         assert run.mean(torch.ones(7, dtype=torch.float64)).item() == pytest.approx(1, abs=1e-15)
@@ -137,7 +137,7 @@ def test_torch_distributed_is_there_already() -> None:
         dist.init_process_group("gloo")
         torch.manual_seed(rank)
         model, optimizer = line()
-        run = attach(model, optimizer, data=DATA, batch=6, timeout=TIMEOUT)
+        run = attach(model, optimizer, plan="ring", data=DATA, batch=6, timeout=TIMEOUT)
         train(model, optimizer, run)
         run.close()
         total = torch.ones(1)
@@ -158,7 +158,7 @@ def test_alone(sync: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, optimizer = line()
     plain = copy.deepcopy(model)
     sgd = torch.optim.SGD(plain.parameters(), lr=0.001)
-    run = attach(model, optimizer, sync=sync, data=DATA, batch=6)
+    run = attach(model, optimizer, plan=sync, data=DATA, batch=6)
     assert (run.rank, run.size) == (0, 1)
     for x, y in run.batches(0):
         for each, optim in ((model, optimizer), (plain, sgd)):
@@ -178,7 +178,7 @@ def test_a_fork_that_ends_leaves_the_run_alone(sync: str) -> None:
     def work(rank: int) -> dict[str, Any]:
         os.environ["THALWEG_ENCRYPTION"] = "on"
         model, optimizer = line()
-        run = attach(model, optimizer, sync=sync, data=DATA, batch=6)
+        run = attach(model, optimizer, plan=sync, data=DATA, batch=6)
         train(model, optimizer, run)
         if not (child := os.fork()):
             atexit._run_exitfuncs()
@@ -186,16 +186,33 @@ def test_a_fork_that_ends_leaves_the_run_alone(sync: str) -> None:
         ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         train(model, optimizer, run)
         run.close()
-        return {"ended": ended, "refused": dict(run.refused)}
+        return {"ended": ended, "refused": dict(run.report().rejected)}
 
     for result in on_ranks(2, work):
         assert result == {"ended": 0, "refused": {}}
 
 
+def test_without_a_plan_auto_chooses() -> None:
+    def work(rank: int) -> dict[str, Any]:
+        model, optimizer = line()
+        with attach(model, optimizer, data=DATA, batch=6, timeout=TIMEOUT) as run:
+            train(model, optimizer, run, epochs=3)
+        return {"chosen": [event.step for event in run.events if event.kind == "auto"][:1]}
+
+    assert one_value(on_ranks(2, work), "chosen") == [8]
+
+
+def test_alone_without_a_plan_nothing_is_chosen() -> None:
+    model, optimizer = line()
+    with attach(model, optimizer, data=DATA, batch=6) as run:
+        train(model, optimizer, run, epochs=3)
+        assert (str(run.plan), run.step, run.events) == ("ring", 12, ())
+
+
 def test_a_code_needs_others() -> None:
     model, optimizer = line()
     with pytest.raises(LayoutError, match="use more workers"):
-        attach(model, optimizer, sync="gc(stragglers=1)", data=DATA, batch=4)
+        attach(model, optimizer, plan="gc(stragglers=1)", data=DATA, batch=4)
 
 
 # One after the other
@@ -210,7 +227,7 @@ def test_again_in_the_same_processes(sync: str, in_one_crew: InOneCrew) -> None:
         model, optimizer = line()
         prints = []
         for _ in range(3):
-            run = attach(model, optimizer, sync=sync, data=DATA, batch=6, timeout=TIMEOUT)
+            run = attach(model, optimizer, plan=sync, data=DATA, batch=6, timeout=TIMEOUT)
             train(model, optimizer, run)
             run.close()
             prints.append(fingerprint(model))
@@ -232,8 +249,8 @@ def test_two_models_at_once() -> None:
     def work(rank: int) -> dict[str, Any]:
         torch.manual_seed(rank)
         (one, optimizer), (two, other) = line(), line(momentum=0.5)
-        runs = [attach(one, optimizer, timeout=TIMEOUT)]
-        runs.append(attach(two, other, sync="tree", timeout=TIMEOUT))
+        runs = [attach(one, optimizer, plan="ring", timeout=TIMEOUT)]
+        runs.append(attach(two, other, plan="tree", timeout=TIMEOUT))
         for _ in range(3):
             x = torch.randn(4, 1)
             optimizer.zero_grad()
@@ -253,7 +270,7 @@ def test_two_models_at_once() -> None:
 def test_copies_and_files_know_nothing_of_it() -> None:
     """A moving average by deepcopy, and torch.save of a whole module."""
     model, optimizer = line()
-    run = attach(model, optimizer, sync="ring")
+    run = attach(model, optimizer, plan="ring")
     average = copy.deepcopy(model)
     average(torch.ones(1, 1)).sum().backward()
     file = io.BytesIO()
@@ -267,7 +284,7 @@ def test_copies_and_files_know_nothing_of_it() -> None:
 
 def test_after_the_end() -> None:
     model, optimizer = line()
-    run = attach(model, optimizer, sync="ring")
+    run = attach(model, optimizer, plan="ring")
     run.close()
     run.close()
     with pytest.raises(thalweg.errors.RunError, match="the run is closed; attach the model again"):
@@ -279,7 +296,7 @@ def test_after_the_end() -> None:
 
 def with_another_rank_1(rank: int, changed: dict[str, Any]) -> dict[str, Any]:
     """What attach() ends in with something else on rank 1."""
-    options: dict[str, Any] = {"data": DATA, "batch": 6, "sync": "ring", "seed": 0}
+    options: dict[str, Any] = {"data": DATA, "batch": 6, "plan": "ring", "seed": 0}
     make = line
     if rank == 1:
         options |= changed
@@ -307,7 +324,7 @@ def adam() -> tuple[nn.Module, torch.optim.Optimizer]:
 @pytest.mark.parametrize(
     ("changed", "what"),
     [
-        ({"sync": "tree"}, "plan tree, on rank 0 ring"),
+        ({"plan": "tree"}, "plan tree, on rank 0 ring"),
         ({"make": lambda: line(lr=0.1)}, "optimizer: group 0, lr is 0.1, on rank 0 0.001"),
         ({"make": adam}, "optimizer: class is Adam, on rank 0 SGD"),
         ({"make": larger}, "model: weight is [2, 1] float32, on rank 0 [1, 1] float32"),
@@ -333,7 +350,7 @@ def test_ranks_that_differ(changed: dict[str, Any], what: str, in_one_crew: InOn
 @pytest.mark.parametrize(
     ("changed", "kind", "problem"),
     [
-        ({"sync": "rinf"}, "PlanError", "there is no plan 'rinf'"),
+        ({"plan": "rinf"}, "PlanError", "there is no plan 'rinf'"),
         ({"batch": 2}, "UsageError", "a batch of 2 has no sample for each of 3 workers"),
         ({"cluster": "no such file"}, "ClusterError", "can't read"),
     ],
@@ -353,7 +370,7 @@ def test_a_rank_that_never_attaches(missing: int) -> None:
         if rank == missing:
             return {"kind": "", "text": ""}
         model, optimizer = line()
-        return raised(lambda: attach(model, optimizer, timeout="3s"))
+        return raised(lambda: attach(model, optimizer, plan="ring", timeout="3s"))
 
     results = on_ranks(3, work)
     others = [result for rank, result in enumerate(results) if rank != missing]
@@ -365,7 +382,7 @@ def test_a_rank_that_never_attaches(missing: int) -> None:
 def test_a_code_without_data() -> None:
     model, optimizer = line()
     with pytest.raises(PlanError, match="gives stragglers fewer samples"):
-        _alone_of(2, lambda: attach(model, optimizer, sync="gc(stragglers=1)", timeout=TIMEOUT))
+        _alone_of(2, lambda: attach(model, optimizer, plan="gc(stragglers=1)", timeout=TIMEOUT))
 
 
 def _alone_of(size: int, work: Callable[[], Any]) -> None:
@@ -378,16 +395,16 @@ def test_an_optimizer_of_another_model() -> None:
     model, _ = line()
     _, optimizer = line()
     with pytest.raises(UsageError, match="the optimizer has parameters that are not the model's"):
-        attach(model, optimizer)
+        attach(model, optimizer, plan="ring")
 
 
 def test_data_without_batch() -> None:
     model, optimizer = line()
     with pytest.raises(UsageError, match="data= and batch= go together"):
-        attach(model, optimizer, data=DATA)
+        attach(model, optimizer, plan="ring", data=DATA)
     with pytest.raises(UsageError, match="the data has no length"):
-        attach(model, optimizer, data=iter(()), batch=4)
-    run = attach(model, optimizer)
+        attach(model, optimizer, plan="ring", data=iter(()), batch=4)
+    run = attach(model, optimizer, plan="ring")
     with pytest.raises(UsageError, match=r"run\.batches needs the data"):
         next(iter(run.batches(0)))
     run.close()
@@ -397,13 +414,13 @@ def test_nothing_to_train() -> None:
     model, optimizer = line()
     model.requires_grad_(False)
     with pytest.raises(PlanError, match="the model has no parameter that is trained"):
-        attach(model, optimizer)
+        attach(model, optimizer, plan="ring")
 
 
 def test_a_cluster_of_another_size(tmp_path: Path) -> None:
     model, optimizer = line()
     with pytest.raises(UsageError, match="the cluster has 4 workers, and 1 were started"):
-        attach(model, optimizer, cluster=thalweg.facts.Cluster.flat(4))
+        attach(model, optimizer, plan="ring", cluster=thalweg.facts.Cluster.flat(4))
 
 
 def test_ranks_with_folders_of_their_own(tmp_path: Path) -> None:
@@ -414,7 +431,9 @@ def test_ranks_with_folders_of_their_own(tmp_path: Path) -> None:
         own.mkdir()
         os.chdir(own)
         model, optimizer = line()
-        run = attach(model, optimizer, data=DATA, batch=6, resume="here", timeout=TIMEOUT)
+        run = attach(
+            model, optimizer, plan="ring", data=DATA, batch=6, resume="here", timeout=TIMEOUT
+        )
         train(model, optimizer, run)
         run.save("here")
         run.close()

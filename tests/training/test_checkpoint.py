@@ -19,6 +19,7 @@ from socket import gethostname
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given
@@ -27,30 +28,43 @@ from torch import nn
 
 from tests.examples import examples
 from tests.training.test_state_encoding import assert_same
+from thalweg.compress import Combine, Kept
 from thalweg.errors import CheckpointError, RunError
 from thalweg.training import checkpoint as module
 from thalweg.training.checkpoint import (
     ABANDONED_WRITER_SECONDS,
-    Checkpoint,
     checkpoints_in,
     read,
     write,
 )
 from thalweg.training.checkpoint_io import load, newest
+from thalweg.training.data.position import BatchIndex
+from thalweg.training.snapshot import RankState, Snapshot
 
 FILES = ["model", "optimizer", "state", "ranks"]
 
 
-def example(step: int = 20, *, mark: float = 0.0, size: int = 10) -> Checkpoint:
-    return Checkpoint(
+def example(step: int = 20, *, mark: float = 0.0, size: int = 10) -> Snapshot:
+    return Snapshot(
         step=step,
         plan="ring+powersgd(rank=4)",
-        size=2,
-        position={"epoch": 3, "batch": 17},
+        position=BatchIndex(epoch=3, batch=17),
+        sampling={"seed": 5},
         model={"weight": torch.full((size,), mark + step), "bias": torch.tensor(0.5)},
         optimizer={"state": {0: {"exp_avg": torch.full((size,), -1.0)}}, "param_groups": []},
-        state=[{"last_epoch": 3}, {"milestones": {1: 2}}],
-        ranks=[{"random": torch.arange(5, dtype=torch.uint8)}, {"random": None}],
+        objects=[{"last_epoch": 3}, {"milestones": {1: 2}}],
+        ranks=[
+            RankState(
+                random={"torch": torch.arange(5, dtype=torch.uint8)},
+                kept={
+                    "residual": Kept(
+                        combine=Combine.SUM, arrays={"weight": np.ones(3)}, residual=True
+                    ),
+                    "third-party": Kept(combine=Combine.OWN, arrays={"weight": np.ones(3)}),
+                },
+            ),
+            None,
+        ],
     )
 
 
@@ -72,7 +86,7 @@ def assert_holds(path: Path | None, step: int, mark: float = 0.0) -> None:
     found, expected = read(path), example(step, mark=mark, size=0)
     assert found.step == step
     assert found.model["weight"].unique().tolist() == [step + mark]
-    assert_same(found.ranks, expected.ranks)
+    assert_same(found.packed()["ranks"], expected.packed()["ranks"])
 
 
 def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
@@ -81,8 +95,7 @@ def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
     assert path == tmp_path / "new" / "folder" / "step-00000020"
     assert names(path) == ["checkpoint.json", *sorted(f"{name}.safetensors" for name in FILES)]
     found = read(path)
-    for field in ("step", "plan", "size", "position", *FILES):
-        assert_same(getattr(found, field), getattr(written, field))
+    assert_same(found.packed(), written.packed())
 
 
 def test_the_index_tells_people_what_is_inside(tmp_path: Path) -> None:
@@ -192,7 +205,7 @@ def test_what_others_put_there_stays(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_kept_is_named_before_anything_is_written(tmp_path: Path) -> None:
-    strange = replace(example(), state=[{}, {"lr_lambdas": [abs]}])
+    strange = replace(example(), objects=[{}, {"lr_lambdas": [abs]}])
     with pytest.raises(CheckpointError, match=r"^state\[1\]\['lr_lambdas'\]\[0\] is a builtin_"):
         write(tmp_path / "x", strange, version="1")
     with pytest.raises(CheckpointError, match="keep=0 keeps no checkpoint; keep 1 or more"):

@@ -93,7 +93,7 @@ def train(
     run = attach(
         model,
         optimizer,
-        sync=sync,
+        plan=sync,
         data=Noisy(),
         batch=7,
         state=[scheduler],
@@ -107,7 +107,7 @@ def train(
             run.mean((model(x) - y).square()).backward()
             optimizer.step()
             after_step(run)
-        if run.stopping:
+        if run.should_stop:
             break
         scheduler.step()
         after_epoch(run)
@@ -173,7 +173,7 @@ def test_stopped_by_a_rank(tmp_path: Path) -> None:
         torch.manual_seed(rank)
         model = nn.Linear(4, 1)
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        options: dict[str, Any] = {"data": Noisy(), "batch": 3, "timeout": TIMEOUT}
+        options: dict[str, Any] = {"data": Noisy(), "batch": 3, "timeout": TIMEOUT, "plan": "ring"}
         run = attach(model, optimizer, resume=tmp_path, **options)
         seen = []
         for epoch in run.epochs(2):
@@ -185,7 +185,7 @@ def test_stopped_by_a_rank(tmp_path: Path) -> None:
                 stop(run)
         run.save(tmp_path)
         run.close()
-        return {"seen": seen, "stopped": run.stopping, "steps": run.step}
+        return {"seen": seen, "stopped": run.should_stop, "steps": run.step}
 
     first = on_ranks(3, stopped)
     assert one_value(first, "stopped") is True
@@ -224,7 +224,7 @@ def test_no_checkpoint_yet(there: bool, in_one_crew: InOneCrew) -> None:
         torch.manual_seed(0)
         model = nn.Linear(4, 1)
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        run = attach(model, optimizer, resume=folder, timeout=TIMEOUT)
+        run = attach(model, optimizer, plan="ring", resume=folder, timeout=TIMEOUT)
         run.close()
         return {"step": run.step}
 
@@ -266,12 +266,12 @@ def resumed_by(
 ) -> dict[str, Any]:
     model = make()
     options: dict[str, Any] = {"resume": folder, "timeout": TIMEOUT, "state": state or []}
-    return raised(lambda: attach(model, kind(model), **options).close())
+    return raised(lambda: attach(model, kind(model), plan="ring", **options).close())
 
 
 def written(folder: Path, state: list[Any] | None = None) -> Path:
     model = linear()
-    run = attach(model, sgd(model), state=state or [])
+    run = attach(model, sgd(model), plan="ring", state=state or [])
     run.save(folder)
     run.close()
     return folder / "step-00000000"
@@ -417,7 +417,7 @@ def test_a_state_that_cannot_be_written(tmp_path: Path) -> None:
 
     def work(rank: int) -> dict[str, Any]:
         model = linear()
-        run = attach(model, sgd(model), state=[Odd()], timeout=TIMEOUT)
+        run = attach(model, sgd(model), plan="ring", state=[Odd()], timeout=TIMEOUT)
         refused = raised(lambda: run.save(tmp_path))
         run.close()
         return refused

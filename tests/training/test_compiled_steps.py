@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from thalweg.catalog import parse_plan
@@ -32,32 +33,40 @@ def test_all_ranks_use_up_the_same_numbers(sync: str) -> None:
     for step in range(9):
         assert len({rank.at(step).numbers for rank in ranks}) == 1
         for rank in ranks:
-            assert all(
-                rank_round.round.number < rank.at(step).numbers
-                for rank_round in rank.at(step).rounds
-            )
+            rank_step = rank.at(step)
+            numbers = {r.number for chain in rank_step.chains for r in chain.rounds}
+            assert numbers == set(rank_step.programs)
+            assert all(number < rank_step.numbers for number in numbers)
 
 
 def test_a_bucket_is_one_stop() -> None:
     buckets = WORKLOAD.buckets(Size.parse("1KB"))
     rank_step = itinerary("ring @ bucket=1KB", 2).at(0)
-    assert [rank_round.round.bucket for rank_round in rank_step.rounds] == [
-        bucket.index for bucket in buckets
-    ]
-    assert {rank_round.divisor for rank_round in rank_step.rounds} == {4}
+    assert [chain.bucket for chain in rank_step.chains] == [bucket.index for bucket in buckets]
+    assert {chain.contributions(2) for chain in rank_step.chains} == {4}
 
 
 def test_steps_between_two_meetings_are_empty() -> None:
     local = itinerary("local_sgd(every=3)", 0)
-    assert [len(local.at(step).rounds) for step in range(7)] == [0, 0, 1, 0, 0, 1, 0]
-    assert local.at(2).rounds[0].divisor == 4
+    assert [len(local.at(step).chains) for step in range(7)] == [0, 0, 1, 0, 0, 1, 0]
+    assert local.at(2).chains[0].contributions(0) == 4
 
 
 def test_legs_repeat_and_are_kept() -> None:
     shuffled = itinerary("dssync", 0, racks=(4, 4))
-    assert shuffled.at(1) is shuffled.at(1)
-    groups = [shuffled.at(step).rounds[0].round.group.ranks for step in range(8)]
+    assert shuffled.at(1).chains is shuffled.at(1).chains
+    groups = [next(shuffled.at(step).chains[0].rounds).group.ranks for step in range(8)]
     assert groups == 2 * [(0, 4), (0, 2, 3), (0, 1, 3), (0, 1, 2)]
+
+
+def test_a_step_begins_with_its_own_numbers() -> None:
+    clock, ring = RoundCounter(5), itinerary("ring @ bucket=1KB", 1)
+    first, again = ring.begin(clock), ring.begin(clock)
+    assert (first.step, first.first, again.first) == (5, 0, first.numbers)
+    [chain, *_] = again.chains
+    [round_] = chain.rounds
+    task = again.task(chain, round_, np.zeros(round_.schedule.elements, np.float32))
+    assert (task.step, task.round_number) == (5, again.first + round_.number)
 
 
 @pytest.mark.parametrize("sync", ["auto", "asp", "lgc(k=2)"])

@@ -26,7 +26,7 @@ def test_below_one_percent_of_step_time(size: int, steps: int, tmp_path: Path) -
     def work(rank: int) -> dict[str, Any]:
         model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(LAYERS)))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
-        run = attach(model, optimizer, sync="ring", timeout="60s", records=str(tmp_path))
+        run = attach(model, optimizer, plan="ring", timeout="60s", records=str(tmp_path))
         began = perf_counter()
         for _ in range(steps):
             sleep(COMPUTE)
@@ -38,7 +38,7 @@ def test_below_one_percent_of_step_time(size: int, steps: int, tmp_path: Path) -
         timer = run._timer
         hooks = 2 * LAYERS * steps * _seconds_of_a_hook(timer._gradient)
         spent = timer.monitor.cpu_seconds + timer.blocked + hooks
-        return {"share": spent / seconds, "steps": run.tallies[rank].steps}
+        return {"share": spent / seconds, "steps": run.report().totals[rank].steps}
 
     results = on_ranks(size, work, seconds=100)
     assert [result["steps"] for result in results] == [steps] * size

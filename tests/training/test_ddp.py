@@ -25,6 +25,7 @@ from tests.training.workers import (
     same_bits,
 )
 from thalweg.training import attach
+from thalweg.transports import wrapping_transports
 
 SIZE = 3
 STEPS = 5
@@ -76,7 +77,7 @@ def test_a_plain_model_under_ddp(sync: str, options: dict[str, Any], accumulate:
     def work(rank: int) -> dict[str, Any]:
         model = deep()
         optimizer = adam(model)
-        run = attach(model, optimizer, sync=sync, timeout=TIMEOUT)
+        run = attach(model, optimizer, plan=sync, timeout=TIMEOUT)
         kind = type(model).__name__
         train(model, optimizer, rank, run.no_sync, accumulate)
         run.close()
@@ -98,7 +99,7 @@ def test_a_ddp_object(sync: str, options: dict[str, Any], in_one_crew: InOneCrew
         model = deep()
         ddp = DistributedDataParallel(model, **options)
         optimizer = adam(model)
-        run = attach(ddp, optimizer, sync=sync, timeout=TIMEOUT)
+        run = attach(ddp, optimizer, plan=sync, timeout=TIMEOUT)
         train(ddp, optimizer, rank)
         steps = run.step
         run.close()
@@ -117,7 +118,7 @@ def test_a_ddp_object_of_another_type(dtype: torch.dtype, in_one_crew: InOneCrew
         model = deep(dtype)
         ddp = DistributedDataParallel(model)
         optimizer = adam(model)
-        run = attach(ddp, optimizer, sync="ring", timeout=TIMEOUT)
+        run = attach(ddp, optimizer, plan="ring", timeout=TIMEOUT)
         train(ddp, optimizer, rank)
         run.close()
         return {"print": fingerprint(model), "apart": apart(model, wanted)}
@@ -134,9 +135,9 @@ def test_accumulating_in_a_ddp_object() -> None:
         model = deep()
         ddp = DistributedDataParallel(model)
         optimizer = adam(model)
-        run = attach(ddp, optimizer, sync="ring", timeout=TIMEOUT)
+        run = attach(ddp, optimizer, plan="ring", timeout=TIMEOUT)
         train(ddp, optimizer, rank, run.no_sync, 3)
-        messages = len({arrival.step for arrival in run.arrivals})
+        messages = len({arrival.step for arrival in run._arrivals})
         run.close()
         return {
             "print": fingerprint(model),
@@ -163,7 +164,7 @@ def test_what_a_ddp_object_cannot_do(sync: str, said: str, in_one_crew: InOneCre
         ddp = DistributedDataParallel(deep())
         data = TensorDataset(torch.ones(8, 6))
         options: dict[str, Any] = {"data": data, "batch": 4, "timeout": TIMEOUT}
-        return raised(lambda: attach(ddp, adam(ddp), sync=sync, **options))
+        return raised(lambda: attach(ddp, adam(ddp), plan=sync, **options))
 
     results = in_one_crew(2, work)
     assert one_value(results, "kind") == "PlanError"
@@ -174,12 +175,22 @@ def test_a_ddp_object_keeps_its_plan() -> None:
     def work(rank: int) -> dict[str, Any]:
         dist.init_process_group("gloo")
         ddp = DistributedDataParallel(deep())
-        run = attach(ddp, adam(ddp), sync="ring", timeout=TIMEOUT)
+        run = attach(ddp, adam(ddp), plan="ring", timeout=TIMEOUT)
         refused = raised(lambda: run.switch("tree"))
         run.close()
         return refused
 
     assert one_value(on_ranks(2, work), "kind") == "PlanError"
+
+
+def test_a_ddp_object_without_a_plan_stays_as_it_is() -> None:
+    def work(rank: int) -> dict[str, Any]:
+        dist.init_process_group("gloo")
+        ddp = DistributedDataParallel(deep())
+        with attach(ddp, adam(ddp), timeout=TIMEOUT) as run:
+            return {"plan": str(run.plan)}
+
+    assert one_value(on_ranks(2, work), "plan") == "ddp"
 
 
 def test_an_error_in_the_hook_is_raised_as_it_is() -> None:
@@ -190,13 +201,8 @@ def test_an_error_in_the_hook_is_raised_as_it_is() -> None:
         ddp = DistributedDataParallel(deep())
         optimizer = adam(ddp)
         fault = Fault(rank=0, step=2, move=0, effect=Effect.LOSE)
-        attach(
-            ddp,
-            optimizer,
-            sync="ring",
-            timeout="3s",
-            wrap=lambda transport: FaultyTransport(transport, [fault]),
-        )
+        with wrapping_transports(lambda transport: FaultyTransport(transport, [fault])):
+            attach(ddp, optimizer, plan="ring", timeout="3s")
         return raised(lambda: train(ddp, optimizer, rank))
 
     results = on_ranks(SIZE, work)

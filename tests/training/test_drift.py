@@ -48,7 +48,7 @@ def test_measured_drift_is_the_expected_one(
         torch.manual_seed(0)
         model = nn.Linear(VALUES, 1, bias=False)
         sgd = torch.optim.SGD(model.parameters(), LR)
-        run = attach(model, sgd, sync=sync, cluster=cluster, timeout=TIMEOUT)
+        run = attach(model, sgd, plan=sync, cluster=cluster, timeout=TIMEOUT)
         noise = torch.Generator().manual_seed(rank + 1)
         squares = []
         for number in range(3 * steps + steps):
@@ -56,7 +56,7 @@ def test_measured_drift_is_the_expected_one(
             model(torch.randn(1, VALUES, generator=noise)).sum().backward()
             sgd.step()
             if number >= 3 * steps:
-                squares.append(run.drift() ** 2)
+                squares.append(run.report(drift=True).drift ** 2)
         run.close()
         return {"drift": sqrt(sum(squares) / len(squares) / VALUES) / LR}
 
@@ -68,8 +68,8 @@ def test_measured_drift_is_the_expected_one(
 def test_plans_that_keep_replicas_equal_do_not_drift() -> None:
     def work(rank: int) -> dict[str, Any]:
         model = nn.Linear(3, 1)
-        run = attach(model, torch.optim.SGD(model.parameters(), LR), sync="ring", timeout=TIMEOUT)
-        drift = run.drift()
+        run = attach(model, torch.optim.SGD(model.parameters(), LR), plan="ring", timeout=TIMEOUT)
+        drift = run.report(drift=True).drift
         run.close()
         return {"drift": drift}
 
@@ -79,9 +79,9 @@ def test_plans_that_keep_replicas_equal_do_not_drift() -> None:
 def test_the_mean_of_any_tensors() -> None:
     def work(rank: int) -> dict[str, Any]:
         model = nn.Linear(3, 1)
-        run = attach(model, torch.optim.SGD(model.parameters(), LR), timeout=TIMEOUT)
+        run = attach(model, torch.optim.SGD(model.parameters(), LR), plan="ring", timeout=TIMEOUT)
         values = torch.tensor([float(rank), 1.0])
-        run.average([values])
+        run.all_reduce_mean([values])
         run.close()
         return {"values": values.tolist()}
 

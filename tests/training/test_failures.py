@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from tests.training import workers
 from thalweg.errors import UnitError, WorkerFailed
+from thalweg.launch.launcher_variables import LAUNCHER_VARIABLE
 from thalweg.launch.supervisor import SendMessage, run_workers
 from thalweg.training import attach, shutdown
 
@@ -38,15 +40,17 @@ torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(4, 300), nn.Linear(300, 1))
 {wrap}
 optimizer = torch.optim.SGD(model.parameters(), 0.001)
-run = thalweg.attach(model, optimizer, sync={sync!r}, timeout={timeout!r})
-for step in range(40):
-    optimizer.zero_grad()
-    model(torch.randn(3, 4)).square().mean().backward()
-    if run.rank == {culprit} and step == 9:
-        {misfortune}
-    optimizer.step()
+run = thalweg.attach(model, optimizer, plan={sync!r}, timeout={timeout!r})
+with {block}:
+    for step in range(40):
+        optimizer.zero_grad()
+        model(torch.randn(3, 4)).square().mean().backward()
+        if run.rank == {culprit} and step == 9:
+            {misfortune}
+        optimizer.step()
 print("done")
 """
+NO_BLOCK = "torch.enable_grad()"
 KILLED = "os.kill(os.getpid(), signal.SIGKILL)"
 STOPPED = "os.kill(os.getpid(), signal.SIGSTOP)"
 RAISES = "raise ValueError('boom')"
@@ -97,20 +101,25 @@ def _launched(launch: list[str], line: str) -> Ended:
     return Ended(said, process.stderr.splitlines()[-1], process.returncode)
 
 
-def forked(script: Path, grace: float = 2.5) -> Ended:
+def forked(script: Path, grace: float = 2.5, *, launcher: str | None = "thalweg") -> Ended:
     """As `thalweg run` does it, without the time that four interpreters take to start; with what
-    each rank itself says, of which the supervisor tells the cause alone."""
+    each rank itself says, of which the supervisor tells the cause alone. Without `launcher`, as
+    another launcher does it."""
     said: list[tuple[int, str]] = []
 
     def hear(rank: int, message: dict[str, Any]) -> None:
         said.extend((rank, line) for line in message["said"])
 
     def work(rank: int, report: SendMessage) -> None:
+        if launcher is None:
+            del os.environ[LAUNCHER_VARIABLE]
+            sys.excepthook = sys.__excepthook__
         try:
             runpy.run_path(str(script), run_name="__main__")
         except SystemExit:
             pass
-        except BaseException:
+        except BaseException as error:
+            sys.last_value = error  # as the interpreter does before it calls the hook
             with redirect_stderr(StringIO()) as own:
                 sys.excepthook(*_without_frames_above(script))
             report({"said": own.getvalue().splitlines()})
@@ -131,6 +140,7 @@ def forked(script: Path, grace: float = 2.5) -> Ended:
 
 
 patiently = partial(forked, grace=10.0)
+by_another = partial(forked, launcher=None)
 
 
 def _without_frames_above(script: Path) -> Any:
@@ -147,13 +157,29 @@ def ended(
     sync: str = "ring",
     timeout: str = "10min",
     wrap: str = "",
+    block: str = NO_BLOCK,
     launch: Launch = forked,
 ) -> Ended:
     script = folder / "script.py"
     script.write_text(
-        SCRIPT.format(misfortune=misfortune, sync=sync, timeout=timeout, culprit=CULPRIT, wrap=wrap)
+        SCRIPT.format(
+            misfortune=misfortune,
+            sync=sync,
+            timeout=timeout,
+            culprit=CULPRIT,
+            wrap=wrap,
+            block=block,
+        )
     )
     return launch(script)
+
+
+def assert_survivors_name_the_error(run: Ended) -> None:
+    """In the last line of the traceback, as any error has one without `thalweg run`."""
+    for rank in set(range(SIZE)) - {CULPRIT}:
+        assert run.of(rank)[0] == "Traceback (most recent call last):"
+        told = f"PeerFailed: rank {CULPRIT} aborted: ValueError: boom"
+        assert told in run.of(rank)[-1], run.of(rank)
 
 
 def assert_survivors_blame(run: Ended) -> None:
@@ -200,8 +226,24 @@ def test_stopped(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_raises_under_torchrun(tmp_path: Path) -> None:
     run = ended(tmp_path, RAISES, launch=torchrun)
-    assert_survivors_blame(run)
+    assert_survivors_name_the_error(run)
     assert run.of(CULPRIT)[-1] == "ValueError: boom"
+
+
+@pytest.mark.parametrize("block", [NO_BLOCK, "run"])
+def test_raises_under_another_launcher(block: str, tmp_path: Path) -> None:
+    """The error is that of the script's last line, or leaves the block of the run."""
+    run = ended(tmp_path, RAISES, block=block, launch=by_another)
+    assert_survivors_name_the_error(run)
+    assert run.of(CULPRIT)[-1] == "ValueError: boom"
+
+
+def test_installs_no_hook_under_another_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(LAUNCHER_VARIABLE, raising=False)
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    model = nn.Linear(1, 1)
+    with attach(model, torch.optim.SGD(model.parameters(), 0.1), plan="ring"):
+        assert sys.excepthook is sys.__excepthook__
 
 
 @pytest.mark.parametrize("sync", ["ring", "dssync"])
@@ -243,10 +285,11 @@ def test_ends_before_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_before_it_knows_its_rank(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv(LAUNCHER_VARIABLE, "thalweg")
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
     monkeypatch.setattr(shutdown._OneLine, "watched", [])
     shutdown.errors_in_one_line()
     with pytest.raises(UnitError) as found:
-        attach(nn.Linear(1, 1), None, timeout="soon")
+        attach(nn.Linear(1, 1), None, plan="ring", timeout="soon")
     sys.excepthook(found.type, found.value, found.tb)
     assert capfd.readouterr().err.startswith("thalweg: 'soon' is not a duration; ")

@@ -48,7 +48,7 @@ def train(sync: str, bad: tuple[int, ...], *, scales: bool = False, **options: A
     """One epoch in which the last bias has a gradient of nan on the ranks `bad`, at one step."""
     model = net()
     sgd = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
-    run = attach(model, sgd, sync=sync, data=data(), batch=BATCH, timeout=TIMEOUT, **options)
+    run = attach(model, sgd, plan=sync, data=data(), batch=BATCH, timeout=TIMEOUT, **options)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=scales)
     moved = []
     for epoch in run.epochs(1):
@@ -65,14 +65,15 @@ def train(sync: str, bad: tuple[int, ...], *, scales: bool = False, **options: A
             scaler.update()
             moved.append(values(model) != before)
     run.close()
+    skipped = [event for event in run.events if event.kind == "nonfinite"]
     return {
         "step": run.step,
         "moved": moved,
         "print": fingerprint(model),
         "finite": all(bool(p.isfinite().all()) for p in model.parameters()),
         "scale": scaler.get_scale(),
-        "skipped": [step for step, _ in run.skipped],
-        "text": " ".join(text for _, text in run.skipped),
+        "skipped": [event.step for event in skipped],
+        "text": " ".join(event.data for event in skipped),
     }
 
 
@@ -159,7 +160,7 @@ def test_whatever_types_parameters_have(spoilt: int, in_one_crew: InOneCrew) -> 
         texts = []
         for sync in ("ring", "ring+fp16", "ring @ bucket=4B"):
             model = InThreeTypes()
-            run = attach(model, torch.optim.SGD(model.parameters(), 0.1), sync=sync)
+            run = attach(model, torch.optim.SGD(model.parameters(), 0.1), plan=sync)
             loss = model(factors).sum()
             texts.append(raised(loss.backward)["text"])
             run.close()
@@ -178,7 +179,7 @@ def test_gradients_that_no_backward_computed() -> None:
         for sync, factor in (("ring", 1.0), ("local_sgd(every=2)", float("nan"))):
             model = nn.Linear(2, 1)
             sgd = torch.optim.SGD(model.parameters(), 0.1)
-            run = attach(model, sgd, sync=sync)
+            run = attach(model, sgd, plan=sync)
             model(torch.ones(1, 2)).sum().backward()
             sgd.step()
             sgd.step()  # the same once more is the script's business
@@ -202,7 +203,7 @@ def test_statistics_that_are_spoilt_end_the_run() -> None:
     def work(rank: int) -> dict[str, Any]:
         model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
         sgd = torch.optim.SGD(model.parameters(), 0.1)
-        run = attach(model, sgd, sync="local_sgd(every=1)", nonfinite="skip", timeout=TIMEOUT)
+        run = attach(model, sgd, plan="local_sgd(every=1)", nonfinite="skip", timeout=TIMEOUT)
         x = torch.ones(4, 2) * (float("nan") if rank == 1 else 1.0)
         result = raised(lambda: (model(x).sum().backward(), sgd.step()))
         run.close()
@@ -222,7 +223,7 @@ def test_a_closure_that_looks_twice_counts_one_step(sync: str, in_one_crew: InOn
     def work(rank: int) -> dict[str, Any]:
         model = net()
         sgd = LooksTwice(model.parameters(), 0.1)
-        run = attach(model, sgd, sync=sync, nonfinite="skip", timeout=TIMEOUT)
+        run = attach(model, sgd, plan=sync, nonfinite="skip", timeout=TIMEOUT)
         for step in range(3):
             looks = 0
 
@@ -237,7 +238,7 @@ def test_a_closure_that_looks_twice_counts_one_step(sync: str, in_one_crew: InOn
 
             sgd.step(look)
         run.close()
-        return {"step": run.step, "skipped": len(run.skipped)}
+        return {"step": run.step, "skipped": len([e for e in run.events if e.kind == "nonfinite"])}
 
     results = on_ranks(2, work)
     assert one_value(results, "step") == 3
@@ -253,7 +254,7 @@ def test_a_second_backward_on_the_batch_of_a_skipped_step_is_refused() -> None:
         run = attach(
             model,
             sgd,
-            sync="local_sgd(every=1)",
+            plan="local_sgd(every=1)",
             data=data(),
             batch=BATCH,
             nonfinite="skip",
@@ -282,7 +283,7 @@ def test_a_skipped_step_leaves_no_trace() -> None:
     def end(sync: str, parts: int, *, with_bad: bool, rank: int) -> str:
         model = net()
         adam = torch.optim.AdamW(model.parameters(), 0.01)
-        run = attach(model, adam, sync=sync, timeout=TIMEOUT, nonfinite="skip")
+        run = attach(model, adam, plan=sync, timeout=TIMEOUT, nonfinite="skip")
         for number in (0, 1, -1, 2, 3) if with_bad else (0, 1, 2, 3):
             adam.zero_grad()
             for part in range(parts):
@@ -313,7 +314,7 @@ def test_a_backward_on_top_of_a_skipped_one_is_refused_where_only_this_rank_skip
     def work(rank: int) -> dict[str, Any]:
         model = nn.Linear(4, 1)
         sgd = torch.optim.SGD(model.parameters(), 0.1)
-        attach(model, sgd, sync="dssync", timeout=TIMEOUT, nonfinite="skip")
+        attach(model, sgd, plan="dssync", timeout=TIMEOUT, nonfinite="skip")
 
         def steps() -> None:
             for number in range(2):
@@ -336,7 +337,7 @@ def test_so_is_one_that_leaves_them_alone() -> None:
         actor, critic = nn.Linear(4, 1), nn.Linear(4, 1)
         both = nn.ModuleList([actor, critic])
         sgd = torch.optim.SGD(both.parameters(), 0.1)
-        attach(both, sgd, sync="dssync", timeout=TIMEOUT, nonfinite="skip")
+        attach(both, sgd, plan="dssync", timeout=TIMEOUT, nonfinite="skip")
 
         def steps() -> None:
             for number in range(2):
@@ -358,7 +359,7 @@ def test_a_ddp_object_accumulates_by_its_own_no_sync(sync: str, in_one_crew: InO
         World.join(20.0).join_process_group()
         model = DistributedDataParallel(net())
         sgd = torch.optim.SGD(model.parameters(), 0.1)
-        run = attach(model, sgd, sync=sync, timeout=TIMEOUT, nonfinite="skip")
+        run = attach(model, sgd, plan=sync, timeout=TIMEOUT, nonfinite="skip")
         for number in range(3):
             sgd.zero_grad()
             bad = float("inf") if rank == number == 1 else 1.0
@@ -380,7 +381,7 @@ def test_a_closure_is_skipped_too() -> None:
     def work(rank: int) -> dict[str, Any]:
         model = net()
         sgd = torch.optim.SGD(model.parameters(), 0.1)
-        run = attach(model, sgd, timeout=TIMEOUT, nonfinite="skip")
+        run = attach(model, sgd, plan="ring", timeout=TIMEOUT, nonfinite="skip")
         for number in range(3):
 
             def closure(number: int = number) -> torch.Tensor:
@@ -409,7 +410,7 @@ def test_a_ddp_object() -> None:
         for sync in ("ring", "ring+int8", "ddp"):
             model = DistributedDataParallel(net())
             sgd = torch.optim.SGD(model.parameters(), 0.1)
-            attach(model, sgd, sync=sync, timeout=TIMEOUT)
+            attach(model, sgd, plan=sync, timeout=TIMEOUT)
             bad = float("nan") if rank == 1 else 1.0
 
             def steps(model: nn.Module = model, bad: float = bad) -> None:
@@ -431,7 +432,7 @@ def test_what_overflows_half_precision_is_skipped() -> None:
     def work(rank: int) -> dict[str, Any]:
         model = nn.Linear(4, 4)
         sgd = torch.optim.SGD(model.parameters(), 0.1)
-        run = attach(model, sgd, sync="ring+fp16", timeout=TIMEOUT, nonfinite="skip")
+        run = attach(model, sgd, plan="ring+fp16", timeout=TIMEOUT, nonfinite="skip")
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20)
         for _ in range(8):
             sgd.zero_grad()
@@ -442,7 +443,7 @@ def test_what_overflows_half_precision_is_skipped() -> None:
         return {
             "print": fingerprint(model),
             "scale": scaler.get_scale(),
-            "skipped": len(run.skipped),
+            "skipped": len([e for e in run.events if e.kind == "nonfinite"]),
             "step": run.step,
         }
 
@@ -458,14 +459,14 @@ def test_choices_are_checked() -> None:
     model = nn.Linear(2, 1)
     sgd = torch.optim.SGD(model.parameters(), 0.1)
     with pytest.raises(UsageError, match='use "raise" or "skip"'):
-        attach(model, sgd, nonfinite="warn")
+        attach(model, sgd, plan="ring", nonfinite="warn")
     of_bias = torch.optim.SGD([model.bias], 0.1)
     with pytest.raises(UsageError, match="can't keep another optimizer from stepping weight"):
-        attach(model, of_bias, nonfinite="skip")
+        attach(model, of_bias, plan="ring", nonfinite="skip")
 
     def work(rank: int) -> dict[str, Any]:
         choice = "skip" if rank else "raise"
-        return raised(lambda: attach(model, sgd, timeout=TIMEOUT, nonfinite=choice))
+        return raised(lambda: attach(model, sgd, plan="ring", timeout=TIMEOUT, nonfinite=choice))
 
     for result in on_ranks(2, work):
         assert "nonfinite is 'skip', on rank 0 'raise'" in result["text"]

@@ -16,11 +16,11 @@ from thalweg.training import attach
 
 def mean_of_ranks(rank: int, name: str) -> dict[str, Any]:
     model = nn.Linear(1, 1)
-    run = attach(model, torch.optim.SGD(model.parameters(), 0.1), timeout=TIMEOUT)
+    run = attach(model, torch.optim.SGD(model.parameters(), 0.1), plan="ring", timeout=TIMEOUT)
     if (rank, name) == (1, "fails"):
         raise ValueError("in this case alone")
     mean = torch.tensor([float(rank)])
-    run.average([mean])
+    run.all_reduce_mean([mean])
     run.close()
     return {"mean": mean.item(), "name": name}
 

@@ -119,12 +119,12 @@ def test_training_goes_on(sync: str, sizes: tuple[int, int], tmp_path: Path) -> 
     reached = killed_while_it_saves([*command, "--workers", str(sizes[0])], folder, rng)
     there = latest(folder)
     assert there is not None
-    position = read(there).position
+    saved = read(there)
     output = json.loads(ended([*command, "--workers", str(sizes[1]), "--json", "-"]))
     rows: list[dict[str, Any]] = output["rows"]
     assert [row["step"] for row in rows] == list(range(reached + 1, steps + 1))
-    a_epoch = -(-position["samples"] // position["batch size"])
-    assert reached == position["epoch"] * a_epoch + position["batch"]
+    a_epoch = -(-saved.sampling["samples"] // saved.sampling["batch size"])
+    assert reached == saved.position.epoch * a_epoch + saved.position.batch
     last = sum(row["loss"] for row in rows[-5:]) / 5
     assert last < rows[0]["loss"]
     assert last < 2.0, "chance is 2.3"

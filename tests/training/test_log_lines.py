@@ -20,9 +20,9 @@ warnings.simplefilter("always")
 model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 data = TensorDataset(torch.randn(960, 4))
-run = thalweg.attach(model, optimizer, sync=sys.argv[1], data=data, batch=12)
+run = thalweg.attach(model, optimizer, plan=sys.argv[1], data=data, batch=12)
 if run.rank == 0:
-    print(run.summary(), flush=True)
+    print(run.report().table(), flush=True)
 for (x,) in run.batches(0):
     loss = run.mean(model(x).square().sum(1))
     optimizer.zero_grad()

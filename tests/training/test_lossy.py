@@ -44,7 +44,7 @@ def epochs(run: Run, model: nn.Module, optimizer: Any, number: int, naps: Any = 
 def test_it_learns_and_all_end_with_the_same(sync: str) -> None:
     def work(rank: int) -> dict[str, Any]:
         data, model, optimizer = problem()
-        run = attach(model, optimizer, sync=sync, data=data, batch=BATCH, timeout=TIMEOUT)
+        run = attach(model, optimizer, plan=sync, data=data, batch=BATCH, timeout=TIMEOUT)
         epochs(run, model, optimizer, 15)
         with run.consensus():
             result = {"print": fingerprint(model), "values": values(model)}
@@ -63,7 +63,7 @@ def test_nobody_waits_for_a_late_worker(sync: str) -> None:
 
     def work(rank: int) -> dict[str, Any]:
         data, model, optimizer = problem()
-        run = attach(model, optimizer, sync=sync, data=data, batch=BATCH, timeout=TIMEOUT)
+        run = attach(model, optimizer, plan=sync, data=data, batch=BATCH, timeout=TIMEOUT)
         naps = (lambda run: sleep(0.05) if run.step < 4 else None) if rank == 2 else None
         epochs(run, model, optimizer, 10, naps)
         with run.consensus():
@@ -96,7 +96,7 @@ def test_a_dead_workers_share_is_dropped(sync: str) -> None:
     def work(rank: int, report: SendMessage) -> dict[str, Any]:
         warnings.filterwarnings("ignore", message="rank 3 failed")
         data, model, optimizer = problem()
-        run = attach(model, optimizer, sync=sync, data=data, batch=BATCH, timeout=TIMEOUT)
+        run = attach(model, optimizer, plan=sync, data=data, batch=BATCH, timeout=TIMEOUT)
 
         def naps(run: Run) -> None:
             report({"step": run.step})
@@ -125,7 +125,7 @@ def test_a_checkpoint_goes_on(sync: str, tmp_path: Path) -> None:
             run = attach(
                 model,
                 optimizer,
-                sync=sync,
+                plan=sync,
                 data=data,
                 batch=BATCH,
                 timeout=TIMEOUT,
@@ -151,11 +151,11 @@ def test_a_checkpoint_goes_on(sync: str, tmp_path: Path) -> None:
 def test_ring_to_asp_and_back() -> None:
     def work(rank: int) -> dict[str, Any]:
         data, model, optimizer = problem()
-        run = attach(model, optimizer, sync="ring", data=data, batch=BATCH, timeout=TIMEOUT)
+        run = attach(model, optimizer, plan="ring", data=data, batch=BATCH, timeout=TIMEOUT)
         plans = set()
 
         def change(run: Run) -> None:
-            plans.add(run.sync)
+            plans.add(str(run.plan))
             if rank == 0 and run.step == 4:
                 run.switch("asp(staleness=0)")
             elif rank == 0 and run.step == 20:

@@ -51,7 +51,7 @@ def trained(
     """An epoch, or what it ends in; `at` names a plan to switch to after the first step."""
     model, optimizer = net()
     data = TensorDataset(DATA.tensors[0][:samples])
-    run = attach(model, optimizer, sync=sync, data=data, batch=batch, timeout=TIMEOUT)
+    run = attach(model, optimizer, plan=sync, data=data, batch=batch, timeout=TIMEOUT)
     said, expected, held = [], [], ""
 
     def train() -> None:
@@ -69,7 +69,7 @@ def trained(
                     run.switch(at)
 
     error = raised(train)
-    result = {"step": run.step, "sync": run.sync, "untouched": fingerprint(model) == held}
+    result = {"step": run.step, "sync": str(run.plan), "untouched": fingerprint(model) == held}
     ALL_ARE_THROUGH.wait(60)  # or one whose others have ended says so instead of its own error
     run.close()
     return {**error, **result, "said": said, "expected": expected, "values": values(model)}
@@ -110,7 +110,7 @@ def in_two(run: Run, model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 def alone(batch: int = BATCH) -> list[float]:
     """The same epoch on one process, which has every batch whole."""
     model, optimizer = net()
-    run = attach(model, optimizer, sync="ring", data=DATA, batch=batch)
+    run = attach(model, optimizer, plan="ring", data=DATA, batch=batch)
     for (x,) in run.batches(0):
         optimizer.zero_grad()
         torch.autograd.backward(each(model, x).mean() + decay(model))
@@ -189,7 +189,7 @@ def test_nor_when_such_a_plan_is_taken_up_later() -> None:
 
 def test_losses_of_tokens() -> None:
     model, optimizer = net()
-    run = attach(model, optimizer, data=DATA, batch=6)
+    run = attach(model, optimizer, plan="ring", data=DATA, batch=6)
     for _ in run.batches(0):
         with pytest.raises(UsageError, match="average over tokens or pixels first, and give it o"):
             run.mean(torch.ones(6, 7))
@@ -204,7 +204,7 @@ def test_losses_of_tokens() -> None:
 def test_batches_without_backward_and_those_that_add_up() -> None:
     def work(rank: int) -> dict[str, Any]:
         model, optimizer = net()
-        run = attach(model, optimizer, data=DATA, batch=11, timeout=TIMEOUT)
+        run = attach(model, optimizer, plan="ring", data=DATA, batch=11, timeout=TIMEOUT)
         for number, (x,) in enumerate(run.batches(0)):
             if number == 0:
                 continue
@@ -232,10 +232,9 @@ def test_close_after_a_meeting_that_ended_in_an_error() -> None:
 
     def work(rank: int) -> dict[str, Any]:
         model, optimizer = net()
-        run = attach(model, optimizer, sync=CODE, data=DATA, batch=12)
-        synchronizer = run._session.synchronizer
-        assert synchronizer is not None
-        synchronizer.abort()
+        run = attach(model, optimizer, plan=CODE, data=DATA, batch=12)
+        assert run._session.source is not None
+        run._session.source.abort()
         run.close()
         return {}
 

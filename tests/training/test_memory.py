@@ -44,7 +44,7 @@ class Training:
         self.optimizer = job.optimizer(self.model.parameters())
 
     def attach(self, sync: str) -> Run:
-        return attach(self.model, self.optimizer, sync=sync, timeout=TIMEOUT)
+        return attach(self.model, self.optimizer, plan=sync, timeout=TIMEOUT)
 
     def step(self) -> None:
         batch = [self.job.data[index] for index in range(8)]
@@ -144,7 +144,7 @@ def peaks(
         model, optimizer = training.model, make(training.model.parameters())
         forget_the_peak()
         before = status("VmRSS")
-        run = attach(model, optimizer, sync=sync, data=job.data, batch=12, timeout=TIMEOUT)
+        run = attach(model, optimizer, plan=sync, data=job.data, batch=12, timeout=TIMEOUT)
         calm = 0
         for batch in run.batches(0):
             if run.step == at and not calm:
@@ -158,7 +158,11 @@ def peaks(
             if run.step > at and run.size == (2 if dies and not comes_back else 3):
                 run.stop()
         run.close()
-        return {"calm": calm, "peak": status("VmHWM") - before, "incidents": len(run.incidents)}
+        return {
+            "calm": calm,
+            "peak": status("VmHWM") - before,
+            "incidents": len([e for e in run.events if e.kind == "incident"]),
+        }
 
     results = run_workers(
         3,

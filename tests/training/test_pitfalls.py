@@ -34,7 +34,7 @@ def test_a_forward_with_gradients_inside_consensus_is_no_safe_point() -> None:
     def work(rank: int) -> dict[str, Any]:
         model, optimizer = line()
         sync = "local_sgd(every=3)"
-        run = attach(model, optimizer, sync=sync, data=DATA, batch=4, timeout=TIMEOUT)
+        run = attach(model, optimizer, plan=sync, data=DATA, batch=4, timeout=TIMEOUT)
         ends = []
         for epoch in run.epochs(3):  # 8 steps each: an epoch ends where changes are taken up
             for (x,) in run.batches(epoch):
@@ -43,7 +43,7 @@ def test_a_forward_with_gradients_inside_consensus_is_no_safe_point() -> None:
                 step(run, model, optimizer, x)
             with run.consensus():
                 model(DATA.tensors[0])
-            ends.append(run.sync)
+            ends.append(str(run.plan))
         run.close()
         return {"ends": ends, "print": fingerprint(model)}
 
@@ -59,18 +59,18 @@ def test_several_steps_on_one_batch_keep_its_shares() -> None:
         model, _ = line()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         data = TensorDataset(torch.ones(64, 4))
-        run = attach(model, optimizer, sync="ring", data=data, batch=4, timeout=TIMEOUT)
+        run = attach(model, optimizer, plan="ring", data=data, batch=4, timeout=TIMEOUT)
         if rank == 0:
             run.switch("gc(stragglers=1)")
         gradients = []
         for (x,) in run.batches(0):
-            for _ in range(3 if run.sync == "ring" else 1):
+            for _ in range(3 if str(run.plan) == "ring" else 1):
                 optimizer.zero_grad()
                 run.mean(model(x)[:, 0].square()).backward()
                 assert model.weight.grad is not None
                 gradients.append(float(model.weight.grad[0, 0]))
                 optimizer.step()
-        sync = run.sync
+        sync = str(run.plan)
         run.close()
         return {"gradients": gradients, "sync": sync}
 
@@ -87,7 +87,7 @@ def test_several_steps_on_one_batch_are_refused_under_a_code() -> None:
         model, _ = line()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         data = TensorDataset(torch.ones(64, 4))
-        run = attach(model, optimizer, sync="gc", data=data, batch=4, timeout=TIMEOUT)
+        run = attach(model, optimizer, plan="gc", data=data, batch=4, timeout=TIMEOUT)
         (x,) = next(run.batches(0))
         run.mean(model(x)[:, 0].square()).backward()
         optimizer.step()
@@ -106,7 +106,7 @@ def test_consensus_on_one_rank_alone_changes_nothing_elsewhere() -> None:
             model.weight.fill_(3.0)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         patience = "3s" if rank == 0 else TIMEOUT  # so that rank 0 is the first to give up
-        run = attach(model, optimizer, sync="local_sgd(every=1)", timeout=patience)
+        run = attach(model, optimizer, plan="local_sgd(every=1)", timeout=patience)
         x = torch.ones(2, 4)
         step(run, model, optimizer, x)
 
@@ -132,7 +132,7 @@ def test_nothing_to_average_needs_nobody() -> None:
 
     def work(rank: int) -> dict[str, Any]:
         model, optimizer = line()
-        run = attach(model, optimizer, sync="ring", timeout=TIMEOUT)
+        run = attach(model, optimizer, plan="ring", timeout=TIMEOUT)
         for number in range(4):
             step(run, model, optimizer, torch.full((2, 4), rank + 1.0))
             if rank == 0 and number == 1:
@@ -148,7 +148,7 @@ def test_a_code_refuses_to_add_up_twice() -> None:
     def work(rank: int) -> dict[str, Any]:
         model, optimizer = line()
         sync = "gc(stragglers=1)"
-        run = attach(model, optimizer, sync=sync, data=DATA, batch=8, timeout=TIMEOUT)
+        run = attach(model, optimizer, plan=sync, data=DATA, batch=8, timeout=TIMEOUT)
 
         def twice() -> None:
             for (x,) in run.batches(0):
@@ -167,7 +167,7 @@ def test_what_nobody_would_average_is_refused() -> None:
     def unfrozen_later() -> None:
         model, optimizer = line()
         model.bias.requires_grad_(False)
-        run = attach(model, optimizer, sync="ring")
+        run = attach(model, optimizer, plan="ring")
         step(run, model, optimizer, torch.ones(2, 4))
         model.bias.requires_grad_(True)
         for _ in range(9):
@@ -176,7 +176,7 @@ def test_what_nobody_would_average_is_refused() -> None:
     def a_stranger_in_the_optimizer() -> None:
         model, _ = line()
         scale = nn.Parameter(torch.ones(1))
-        attach(model, torch.optim.SGD([*model.parameters(), scale], lr=0.1), sync="ring")
+        attach(model, torch.optim.SGD([*model.parameters(), scale], lr=0.1), plan="ring")
 
     assert "parameter bias was added or unfrozen" in raised(unfrozen_later)["text"]
     assert "not the model's" in raised(a_stranger_in_the_optimizer)["text"]
@@ -190,7 +190,7 @@ def test_ddp_says_if_the_model_is_not_called() -> None:
     def work(rank: int) -> dict[str, Any]:
         model = Own(4, 1, bias=False)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        run = attach(model, optimizer, sync="ddp", timeout=TIMEOUT)
+        run = attach(model, optimizer, plan="ddp", timeout=TIMEOUT)
 
         def train() -> None:
             model.loss(torch.ones(2, 4)).backward()
@@ -221,13 +221,13 @@ def test_an_optimizer_round_another_is_unwrapped() -> None:
 
     model, optimizer = line()
     wrapper = Wrapper(Wrapper(optimizer))
-    run = attach(model, wrapper, sync="ring")
+    run = attach(model, wrapper, plan="ring")
     run.mean(model(torch.ones(2, 4))[:, 0].square()).backward()
     wrapper.step()
     assert run.step == 1
     run.close()
     for stranger in (Own(), Wrapper(Own())):  # type: ignore[arg-type]
-        error = raised(lambda given=stranger: attach(model, given, sync="ring"))  # type: ignore[misc]
+        error = raised(lambda given=stranger: attach(model, given, plan="ring"))  # type: ignore[misc]
         assert error["kind"] == "UsageError"
         assert f"{type(stranger).__name__} is not a torch optimizer" in error["text"]
 
@@ -236,7 +236,7 @@ def test_ones_own_loader_resumes_at_the_next_epoch(tmp_path: Path) -> None:
     seen = []
     for epochs in (2, 4):
         model, optimizer = line()
-        run = attach(model, optimizer, sync="ring", resume=tmp_path)
+        run = attach(model, optimizer, plan="ring", resume=tmp_path)
         for epoch in run.epochs(epochs):
             seen.append(epoch)
             step(run, model, optimizer, torch.ones(2, 4))
@@ -250,7 +250,7 @@ def test_another_order_of_samples_is_not_gone_on_with(
     batch: int, seed: int, tmp_path: Path
 ) -> None:
     model, optimizer = line()
-    run = attach(model, optimizer, sync="ring", data=DATA, batch=4)
+    run = attach(model, optimizer, plan="ring", data=DATA, batch=4)
     for (x,) in run.batches(0):
         step(run, model, optimizer, x)
         if run.step == 3:
@@ -260,7 +260,7 @@ def test_another_order_of_samples_is_not_gone_on_with(
     model, optimizer = line()
     error = raised(
         lambda: attach(
-            model, optimizer, sync="ring", data=DATA, batch=batch, seed=seed, resume=tmp_path
+            model, optimizer, plan="ring", data=DATA, batch=batch, seed=seed, resume=tmp_path
         )
     )
     assert error["kind"] == "CheckpointError"
@@ -270,9 +270,11 @@ def test_another_order_of_samples_is_not_gone_on_with(
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"optimizer": None}, "NoneType is not a torch optimizer"),
+        ({"optimizer": 3}, "int is not a torch optimizer"),
         ({"timeout": "soon"}, "'soon' is not a duration"),
+        ({"plan": "rinq"}, "there is no plan 'rinq'"),
         ({"sync": "rinq"}, "there is no plan 'rinq'"),
+        ({"plan": "ring", "sync": "ring"}, "plan= and sync= are two names of one argument"),
     ],
 )
 def test_wrong_arguments_are_one_line(wrong: dict[str, Any], said: str) -> None:
@@ -283,7 +285,9 @@ def test_wrong_arguments_are_one_line(wrong: dict[str, Any], said: str) -> None:
 
 def test_wrong_options_of_the_loader(tmp_path: Path) -> None:
     model, optimizer = line()
-    run = attach(model, optimizer, data=DATA, batch=4, loader={"shuffle": True}, timeout=20)
+    run = attach(
+        model, optimizer, plan="ring", data=DATA, batch=4, loader={"shuffle": True}, timeout=20
+    )
     assert "loader= doesn't suit" in raised(lambda: next(run.batches(0)))["text"]
     run.close()
 
@@ -299,7 +303,7 @@ def test_a_step_inside_a_step_counts_once() -> None:
     model = nn.Linear(1, 1)
     torch.optim.SGD(model.parameters(), lr=1.0)  # torch puts hooks round a class's first instance
     optimizer = Careful(model.parameters(), lr=1.0)
-    run = attach(model, optimizer)
+    run = attach(model, optimizer, plan="ring")
     for _ in range(3):
         optimizer.zero_grad()
         model(torch.ones(1, 1)).sum().backward()
@@ -320,7 +324,7 @@ class Failing(torch.optim.SGD):
 def test_a_step_that_failed_does_not_hide_those_after_it() -> None:
     model = nn.Linear(1, 1)
     optimizer = Failing(model.parameters(), lr=1.0)
-    run = attach(model, optimizer)
+    run = attach(model, optimizer, plan="ring")
     for number in range(4):
         optimizer.fails = number == 1
         optimizer.zero_grad()

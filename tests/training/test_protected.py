@@ -25,7 +25,7 @@ def attached(sync: str = "ring") -> list[str]:
     listen(heard)
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    run = attach(model, optimizer, sync=sync, timeout=TIMEOUT)
+    run = attach(model, optimizer, plan=sync, timeout=TIMEOUT)
     model(torch.ones(2, 3)).sum().backward()
     optimizer.step()
     run.close()
@@ -91,7 +91,7 @@ def test_rank_0_says_so_if_a_plan_is_not_protected(sync: str, in_one_crew: InOne
 def two(sync: str) -> Iterator[tuple[Run, Any]]:
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    run = attach(model, optimizer, sync=sync, timeout=TIMEOUT)
+    run = attach(model, optimizer, plan=sync, timeout=TIMEOUT)
 
     def train(steps: int) -> None:
         for _ in range(steps):
@@ -143,7 +143,11 @@ def in_epoch_with(plan: str, steps: int) -> list[dict[str, Any]]:
             with patch.object(MembershipEpoch, "plan", plan):
                 if rank == 1:
                     membership.request_rendezvous()
-                return {**raised(lambda: train(steps)), "now": run.sync, "formation": run.formation}
+                return {
+                    **raised(lambda: train(steps)),
+                    "now": str(run.plan),
+                    "formation": run.members.epoch,
+                }
 
     return on_ranks(2, work)
 
@@ -168,7 +172,7 @@ def test_who_named_ddp_may_come_back_to_it() -> None:
                 if rank == 0:
                     run.switch(other)
                 train(10)
-                plans.append(run.sync)
+                plans.append(str(run.plan))
         return {"plans": plans}
 
     assert one_value(on_ranks(2, work), "plans") == ["ring", "ddp"]

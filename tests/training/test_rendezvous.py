@@ -30,10 +30,12 @@ from tests.training.fates import (
 )
 from tests.training.under_fire import BATCH, Numbered
 from tests.training.workers import one_value
+from thalweg.errors import Interrupted
 from thalweg.members.membership_epoch import MembershipEpoch
 from thalweg.training import Run
+from thalweg.training.lifecycle import RankSession
 from thalweg.training.recovery import Recovery
-from thalweg.training.sources.gradients import GradientSynchronizer
+from thalweg.training.sources.gradients import GradientSource
 
 LOST, AT = 2, 3  # the rank that something befalls, and the step
 BACK = 6  # the step before which the others wait for it
@@ -172,14 +174,14 @@ def test_at_any_moment(sync: str, at: int, when: str, calm: dict[bool, list[floa
 @pytest.mark.parametrize("sync", ["ring", "dssync+int8"])
 def test_it_dies_once_more_while_it_comes_in(sync: str, calm: dict[bool, list[float]]) -> None:
     """Others have let it in, and wait for it to take their state."""
-    load_snapshot = Recovery._load_snapshot
+    load_snapshot = RankSession.load_snapshot
 
-    def dies_once(recovery: Recovery, *state: Any) -> None:
-        if recovery._session.rank == LOST:
+    def dies_once(session: RankSession, *state: Any) -> None:
+        if session.rank == LOST:
             os.kill(os.getpid(), signal.SIGKILL)
-        load_snapshot(recovery, *state)
+        load_snapshot(session, *state)
 
-    with patch.object(Recovery, "_load_snapshot", dies_once):
+    with patch.object(RankSession, "load_snapshot", dies_once):
         ended = train_among_fates(in_a_run(sync, act=[dies(LOST, at=AT)]), restart=[LOST])
     assert ended.dead == [LOST]
     assert one_value(ended.lived, "members") == [0, 1, 3]
@@ -192,22 +194,23 @@ def test_the_only_one_with_a_steps_result_dies_as_it_hands_it_over(
     calm: dict[bool, list[float]],
 ) -> None:
     """The others have kept their own states, and redo the step."""
-    came, steps = GradientSynchronizer._try_finish, [0]
-    transfer = Recovery._transfer_snapshot
+    came, steps = GradientSource._try_finish, [0]
+    transfer = Recovery._transferred
 
-    def comes_to_one(synchronizer: GradientSynchronizer, *left: Any) -> bool:
+    def comes_to_one(source: GradientSource) -> Any:
         steps[0] += 1
-        return came(synchronizer, *left) and (steps[0] != AT or os.environ["RANK"] == str(LOST))
+        lost = steps[0] == AT and os.environ["RANK"] != str(LOST)
+        return came(source) or (Interrupted("the result didn't come") if lost else None)
 
-    def dies_as_donor(recovery: Recovery, epoch: MembershipEpoch, held: Any) -> Any:
+    def dies_as_donor(recovery: Recovery, epoch: MembershipEpoch, *given: Any) -> Any:
         assert epoch.donor == LOST or epoch.left
         if epoch.donor == int(os.environ["RANK"]) == LOST:
             os.kill(os.getpid(), signal.SIGKILL)
-        return transfer(recovery, epoch, held)
+        return transfer(recovery, epoch, *given)
 
     with (
-        patch.object(GradientSynchronizer, "_try_finish", comes_to_one),
-        patch.object(Recovery, "_transfer_snapshot", dies_as_donor),
+        patch.object(GradientSource, "_try_finish", comes_to_one),
+        patch.object(Recovery, "_transferred", dies_as_donor),
     ):
         ended = train_among_fates(in_a_run("ring"))
     assert ended.dead == [LOST]
@@ -280,7 +283,7 @@ def test_what_compressors_kept_goes_on(comes_back: bool, tmp_path: Path) -> None
 
     def write_down(run: Run, board: Board, when: str) -> None:
         if (run.rank, run.step, when) == (LOST, AT, "before") and not lost.exists():
-            torch.save(run.left_out()["weight"], lost)
+            torch.save(run.report(residuals=True).residuals["weight"], lost)
 
     befalls = [stops(LOST, at=AT), awaits(LOST, at=BACK)] if comes_back else [dies(LOST, at=AT)]
     job = Job(

@@ -36,7 +36,7 @@ def until_it_ends(
     model = nn.Sequential(nn.Linear(40, 40), nn.Tanh(), nn.Linear(40, 2))
     sgd = torch.optim.SGD(model.parameters(), 0.01)
     data = TensorDataset(torch.randn(24, 40))
-    run = attach(model, sgd, sync=sync, data=data, batch=12, timeout=TIMEOUT)
+    run = attach(model, sgd, plan=sync, data=data, batch=12, timeout=TIMEOUT)
     for epoch in run.epochs(steps // 2):
         for [x] in run.batches(epoch):
             if run.rank == wrong and run.step == FLIPPED:
@@ -46,7 +46,7 @@ def until_it_ends(
             run.mean(model(x).square().mean(dim=1)).backward()
             sgd.step()
     if "gc" not in sync:
-        assert run.drift() == 0
+        assert run.report(drift=True).drift == 0
     run.close()
 
 
@@ -88,11 +88,11 @@ def test_drift_looks_at_replicas_under_every_plan(sync: str) -> None:
         model = nn.Linear(4, 4).to(torch.bfloat16)
         sgd = torch.optim.SGD(model.parameters(), 0.1)
         data = TensorDataset(torch.ones(6, 4))
-        run = attach(model, sgd, sync=sync, data=data, batch=3, timeout=TIMEOUT)
-        before = run.drift()
+        run = attach(model, sgd, plan=sync, data=data, batch=3, timeout=TIMEOUT)
+        before = run.report(drift=True).drift
         with torch.no_grad():
             model.weight[1, 1] = 4.0 if rank == 1 else 1.0
-        after = run.drift()
+        after = run.report(drift=True).drift
         run.close()
         return {"before": before, "after": after}
 
@@ -106,8 +106,8 @@ def test_drift_is_refused_where_nobody_waits() -> None:
         model = nn.Linear(4, 4)
         sgd = torch.optim.SGD(model.parameters(), 0.1)
         data = TensorDataset(torch.ones(6, 4))
-        run = attach(model, sgd, sync="gc(stragglers=1)", data=data, batch=3, timeout=TIMEOUT)
-        return raised(run.drift)
+        run = attach(model, sgd, plan="gc(stragglers=1)", data=data, batch=3, timeout=TIMEOUT)
+        return raised(lambda: run.report(drift=True))
 
     for result in on_ranks(3, work):
         assert "switch to ring before" in result["text"]

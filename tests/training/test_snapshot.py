@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -16,9 +19,14 @@ from safetensors.torch import save
 from torch import nn
 
 from tests.examples import examples
+from tests.training.conftest import InOneCrew
+from tests.training.workers import TIMEOUT, listen, one_value, raised
+from thalweg.compress import Combine, Kept
+from thalweg.engine.collectives import Collectives
 from thalweg.errors import RunError
+from thalweg.training import attach
 from thalweg.training.data.position import BatchIndex
-from thalweg.training.snapshot import HEADER_LENGTH_STRUCT, Snapshot
+from thalweg.training.snapshot import MESSAGE_PREFIX_STRUCT, Snapshot, _digest_of_bytes
 from thalweg.training.state_encoding import unpack
 from thalweg.transports import Array
 
@@ -31,18 +39,24 @@ def a_state() -> Snapshot:
     return Snapshot(
         step=7,
         position=BatchIndex(epoch=1, batch=2),
-        shared=4,
-        agreed=5,
-        ended=False,
+        collectives=4,
+        changes=5,
         plan="ring",
         model=model.state_dict(),
         optimizer=optimizer.state_dict(),
         objects=[{"last": 0.1}],
-        held={"residual": {"weight": torch.zeros(2, 3)}},
+        kept={"factor": Kept(combine=Combine.EQUAL, arrays={"weight": np.ones((2, 3))})},
     )
 
 
-WHOLE = a_state().in_bytes()
+WHOLE = a_state().in_bytes(2)
+
+
+def message(head: bytes, tensors: bytes) -> Array:
+    """With the digest of these bytes."""
+    rest = head + tensors
+    prefix = MESSAGE_PREFIX_STRUCT.pack(2, _digest_of_bytes(rest), len(head))
+    return np.frombuffer(prefix + rest, np.uint8)
 
 
 def refused_or_read(array: Array) -> None:
@@ -54,7 +68,7 @@ def refused_or_read(array: Array) -> None:
 def test_what_was_sent() -> None:
     came = Snapshot.of_bytes(WHOLE)
     assert (came.step, came.position, came.plan) == (7, BatchIndex(epoch=1, batch=2), "ring")
-    assert came.in_bytes().tobytes() == WHOLE.tobytes()
+    assert came.in_bytes(2).tobytes() == WHOLE.tobytes()
 
 
 def test_cut_short_anywhere() -> None:
@@ -71,11 +85,14 @@ def test_anything_else(data: bytes) -> None:
 @examples(300)
 @given(st.integers(0, 2**32))
 def test_with_some_bytes_changed(seed: int) -> None:
+    """The digest finds it, and the error says who sent it."""
     draw = random.Random(seed)
     data = bytearray(WHOLE.tobytes())
     for _ in range(draw.choice([1, 2, 5, 50])):
-        data[draw.randrange(len(data))] = draw.randrange(256)
-    refused_or_read(np.frombuffer(bytes(data), np.uint8))
+        data[draw.randrange(MESSAGE_PREFIX_STRUCT.size, len(data))] = draw.randrange(256)
+    if data != WHOLE.tobytes():
+        with pytest.raises(RunError, match=r"that rank 2 sent can't be read .*its digest"):
+            Snapshot.of_bytes(np.frombuffer(bytes(data), np.uint8))
 
 
 TAGS = st.sampled_from(
@@ -133,21 +150,52 @@ def test_what_pack_never_makes(tree: Any) -> None:
     "changed", [{"step": -1}, {"step": "7"}, {"position": [1]}, {"ended": 0}, {"plan": None}]
 )
 def test_a_head_of_the_wrong_kind(changed: dict[str, Any]) -> None:
-    (length,) = HEADER_LENGTH_STRUCT.unpack_from(WHOLE.tobytes())
-    head = json.loads(
-        WHOLE.tobytes()[HEADER_LENGTH_STRUCT.size : HEADER_LENGTH_STRUCT.size + length]
-    )
-    rest = WHOLE.tobytes()[HEADER_LENGTH_STRUCT.size + length :]
-    text = json.dumps({**head, **changed}).encode()
-    with pytest.raises(RunError, match="can't be read"):
-        Snapshot.of_bytes(
-            np.frombuffer(HEADER_LENGTH_STRUCT.pack(len(text)) + text + rest, np.uint8)
-        )
+    _, _, length = MESSAGE_PREFIX_STRUCT.unpack_from(WHOLE.tobytes())
+    rest = WHOLE.tobytes()[MESSAGE_PREFIX_STRUCT.size :]
+    head = json.loads(rest[:length])
+    head["tree"]["dict"] |= changed
+    with pytest.raises(RunError, match="rank 2 sent can't be read"):
+        Snapshot.of_bytes(message(json.dumps(head).encode(), rest[length:]))
 
 
 def test_nested_without_end() -> None:
     for opening, closing in (("[", "]"), ('{"tuple": [', "]}")):
         text = (opening * 5000 + closing * 5000).encode()
-        data = HEADER_LENGTH_STRUCT.pack(len(text)) + text + save({})
         with pytest.raises(RunError, match="can't be read"):
-            Snapshot.of_bytes(np.frombuffer(data, np.uint8))
+            Snapshot.of_bytes(message(text, save({})))
+
+
+@pytest.mark.parametrize("times", [1, 100])
+def test_a_broadcast_that_changes_on_its_way(times: int, in_one_crew: InOneCrew) -> None:
+    """It is repeated, and refused with the names of both ranks if that doesn't help."""
+
+    def work(rank: int, times: int) -> dict[str, Any]:
+        model = nn.Linear(3, 2)
+        run = attach(model, torch.optim.SGD(model.parameters(), 0.1), timeout=TIMEOUT)
+        session, broadcast, spoilt = run._session, Collectives.broadcast, []
+        said: list[str] = []
+        listen(said)
+
+        def spoiling(self: Collectives, root: int, tensors: Iterable[torch.Tensor]) -> None:
+            own = list(tensors)
+            broadcast(self, root, own)
+            if rank == 1 and own[0].dtype is torch.uint8 and len(spoilt) < times:
+                spoilt.append(own[0][0].bitwise_xor_(1))
+
+        own = replace(session.snapshot(), plan="ring" if rank else "tree")
+        received: list[Snapshot] = []
+        with patch.object(Collectives, "broadcast", spoiling):
+            error = raised(
+                lambda: received.append(own.broadcast(session.collectives, 0, overwrites=False))
+            )
+        run.close()
+        plans = [snapshot.plan for snapshot in received]
+        return {"error": error["text"], "plans": plans, "said": said}
+
+    results = in_one_crew(2, work)
+    changed = "the snapshot that rank 0 sent changed on"
+    if times == 1:
+        assert one_value(results, "plans") == ["tree"]
+        assert one_value(results, "said") == [f"{changed} rank 1"]
+    else:
+        assert one_value(results, "error").startswith(f"{changed} its way to rank 1, 3 times")

@@ -55,15 +55,15 @@ def trained(rank: int, sync: str, folder: str, steps: int = STEPS, late: int = 2
         if not dist.is_initialized():
             dist.init_process_group("gloo")
         model, sync = DistributedDataParallel(inner), "ring"
-    run = attach(model, optimizer, sync=sync, timeout=TIMEOUT, records=folder)
+    run = attach(model, optimizer, plan=sync, timeout=TIMEOUT, records=folder)
     for _ in range(steps):
         optimizer.zero_grad()
         model(torch.ones(3, 4)).square().mean().backward()
         optimizer.step()
-    summary = run.summary()
-    late_now = [each.entries() for each in run.late]
+    summary = run.report().table()
+    late_now = [each.entries() for each in run.report().stragglers]
     run.close()
-    return {"summary": summary, "late": late_now, "tallies": len(run.tallies)}
+    return {"summary": summary, "late": late_now, "tallies": len(run.report().totals)}
 
 
 def steps_of(folder: Path) -> dict[int, list[StepRecord]]:
@@ -176,7 +176,7 @@ def test_who_hangs_is_named_with_what_it_does(monkeypatch: pytest.MonkeyPatch) -
         logging.basicConfig(format="%(message)s", force=True)  # pytest's takes all
         model = nn.Linear(4, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
-        run = attach(model, optimizer, sync="ring", timeout="60s")
+        run = attach(model, optimizer, plan="ring", timeout="60s")
         for number in range(4):
             if rank == 1 and number == 3:
                 load_for_ever()

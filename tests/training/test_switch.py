@@ -42,17 +42,17 @@ def trained(
     model = nn.Sequential(nn.Linear(4, 6), norm, nn.Tanh(), nn.Linear(6, 1))
     make = torch.optim.Adam if adam else torch.optim.SGD
     optimizer = make(model.parameters(), 0.01)
-    run = attach(model, optimizer, sync=sync, data=DATA, batch=batch, timeout=TIMEOUT)
+    run = attach(model, optimizer, plan=sync, data=DATA, batch=batch, timeout=TIMEOUT)
     plans, prints = [], []
     for epoch in run.epochs(epochs):
         for (x,) in run.batches(epoch):
-            plans.append(run.sync)
+            plans.append(str(run.plan))
             optimizer.zero_grad()
             run.mean(model(x).square().sum(1)).backward()
             optimizer.step()
             prints.append(fingerprint(nn.ParameterList(model.parameters())))
             act(rank, run)
-    stopped, steps = run.stopping, run.step
+    stopped, steps = run.should_stop, run.step
     slots = [v for s in optimizer.state.values() for v in s.values() if isinstance(v, torch.Tensor)]
     run.close()
     return {
@@ -154,11 +154,11 @@ def test_a_parameter_that_one_rank_never_used() -> None:
         torch.manual_seed(0)
         model = nn.ModuleList([nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)])
         sgd = torch.optim.SGD(model.parameters(), 0.1, momentum=0.5)
-        run = attach(model, sgd, sync="local_sgd(every=3)", timeout=TIMEOUT)
+        run = attach(model, sgd, plan="local_sgd(every=3)", timeout=TIMEOUT)
         x = torch.ones(1, 2)
         while run.step < 30:
             run.safe_point()
-            if run.sync == "ring":
+            if str(run.plan) == "ring":
                 break
             if rank == 1 and run.step == 2:
                 run.switch("ring")
@@ -222,7 +222,7 @@ def test_a_code_without_data() -> None:
     def work(rank: int) -> dict[str, Any]:
         model = nn.Linear(2, 1)
         sgd = torch.optim.SGD(model.parameters(), 0.1)
-        run = attach(model, sgd, sync="ring", timeout=TIMEOUT)
+        run = attach(model, sgd, plan="ring", timeout=TIMEOUT)
         refused = raised(lambda: run.switch("gc(stragglers=1)"))
         run.close()
         return refused
@@ -242,7 +242,7 @@ def with_own_loader(
     if compiled == "before":
         model = torch.compile(model, backend="eager")  # type: ignore[assignment]
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    run = attach(model, optimizer, sync=sync, timeout=TIMEOUT)
+    run = attach(model, optimizer, plan=sync, timeout=TIMEOUT)
     call: Callable[..., torch.Tensor] = model
     if compiled == "after":
         call = torch.compile(model, backend="eager")
@@ -254,9 +254,9 @@ def with_own_loader(
         outputs = [call(torch.randn(3, 4, generator=draw)) for _ in range(forwards)]
         torch.cat(outputs).square().mean().backward()
         optimizer.step()
-        plans.append(run.sync)
+        plans.append(str(run.plan))
         prints.append(fingerprint(model))
-        if rank == 1 and ahead and (run.step == 2 or run.sync == other):
+        if rank == 1 and ahead and (run.step == 2 or str(run.plan) == other):
             run.switch(ahead.pop(0))
     run.close()
     return {"plans": plans, "prints": prints, "values": values(model)}

@@ -20,7 +20,8 @@ from tests.training.workers import fingerprint, one_value
 from tests.transports.strangers import Eavesdropper, calling
 from thalweg.launch.supervisor import SendMessage, run_workers
 from thalweg.training import Run, attach
-from thalweg.transports import Label, TcpTransport, Transport
+from thalweg.training.exchanges.tree import TreeExchange
+from thalweg.transports import Label, TcpTransport, Transport, wrapping_transports
 from thalweg.transports import best_effort as over_post
 from thalweg.transports import tcp as over_tcp
 from thalweg.transports.best_effort import BestEffortTransport
@@ -98,8 +99,8 @@ class Siege:
 def besiege(run: Run, transport: TcpTransport, number: int, folder: Path) -> list[Siege]:
     """At all doors of this rank."""
     sieges = [Siege(transport._wire.endpoint, number, folder)]
-    if run._session.tree is not None:
-        post = run._session.tree.relay._messages
+    if isinstance(run._session.exchange, TreeExchange):
+        post = run._session.exchange.relay._messages
         sieges.append(Siege(post._endpoint, number, folder, post))
     return sieges
 
@@ -118,9 +119,8 @@ def trained(sync: str, number: int, folder: Path) -> list[dict[str, Any]]:
         model = nn.Sequential(nn.Linear(20, 300), nn.Tanh(), nn.Linear(300, 1))
         optimizer = torch.optim.SGD(model.parameters(), 0.005, momentum=0.9)
         data = TensorDataset(torch.randn(BATCH * STEPS, 20), torch.randn(BATCH * STEPS, 1))
-        run = attach(
-            model, optimizer, data=data, batch=BATCH, sync=sync, timeout=SECONDS, wrap=kept
-        )
+        with wrapping_transports(kept):
+            run = attach(model, optimizer, data=data, batch=BATCH, plan=sync, timeout=SECONDS)
         sieges: list[Siege] = []
         tried, memory = 0, 0
         for x, y in run.batches(0):
@@ -138,7 +138,7 @@ def trained(sync: str, number: int, folder: Path) -> list[dict[str, Any]]:
             "steps": run.step,
             "print": fingerprint(model),
             "grown": psutil.Process().memory_info().rss - memory,
-            "refused": dict(run.refused),
+            "refused": dict(run.report().rejected),
             "tried": tried,
         }
         run.close()

@@ -59,15 +59,15 @@ def train(
     nn.init.zeros_(model.weight)
     optimizer = torch.optim.SGD(model.parameters(), 2**-10, momentum=0.5)
     run = attach(
-        model, optimizer, sync=sync, data=Numbered(), batch=BATCH, resume=folder, timeout=TIMEOUT
+        model, optimizer, plan=sync, data=Numbered(), batch=BATCH, resume=folder, timeout=TIMEOUT
     )
     first = run.step
     for epoch in run.epochs(epochs):
         for x, indices in run.batches(epoch):
             act(run, "before")
             optimizer.zero_grad()
-            note = Note(run.rank, run.formation, epoch, run.step, False, indices.tolist())
-            counts = not run.catching_up
+            note = Note(run.rank, run.members.epoch, epoch, run.step, False, indices.tolist())
+            counts = run.counts
             if counts:
                 write_down(notes, note)
             run.mean(model(x).squeeze(1)).backward()
@@ -82,14 +82,14 @@ def train(
         ended = values(model)
     incidents = [
         {"step": i.step, "left": i.left, "joined": i.joined, "samples": i.samples}
-        for i in run.incidents
+        for i in (e.data for e in run.events if e.kind == "incident")
     ]
     run.close()
     return {
         "values": ended,
         "first": first,
         "steps": run.step,
-        "members": run.members,
+        "members": run.members.ranks,
         "incidents": incidents,
     }
 

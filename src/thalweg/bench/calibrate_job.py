@@ -8,30 +8,26 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 
 import torch
 
-from thalweg.bench.run_everywhere import Deployment, Report, Result, run_everywhere
+from thalweg.bench.run_everywhere import (
+    Deployment,
+    NotedProgress,
+    Report,
+    Result,
+    run_everywhere,
+)
 from thalweg.bench.simulated_compute import ComputeSleeper, SimulatedCompute
 from thalweg.engine.engine import Engine
-from thalweg.facts import (
-    Cluster,
-    Machine,
-    Workload,
-    format_cluster,
-    format_machine,
-    format_workload,
-    parse_cluster,
-    parse_machine,
-    parse_workload,
-)
+from thalweg.facts import Cluster, Situation, format_situation, parse_situation
 from thalweg.members.world import World
 from thalweg.plan import Choice
-from thalweg.probing.calibration import calibrate
+from thalweg.probing.calibration import Progress, calibrate
 from thalweg.training import Run, attach
 from thalweg.training.auto.profile import Profile, ProfileResult, merged
 from thalweg.workloads import Job
@@ -41,39 +37,15 @@ UNSYNCHRONIZED_PLAN = "local_sgd(every=1000000)"
 CALIBRATION_JOB_STEPS = 12
 CALIBRATION_SLACK_SECONDS = 60.0  # beyond the expected time
 CALIBRATION_TIMEOUT_SECONDS = 3600.0  # for the whole calibration
-Progress = Callable[[str, int, int], None]
-"""Called with the name of the measurement, the number of its parts that are done, and their total
-number (0: unknown)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobCalibration:
-    """The facts that predictions need; hosts straggle as they did during the calibration."""
+    """A calibrated situation, whose hosts straggle as they did during the calibration."""
 
-    cluster: Cluster
-    machine: Machine
-    workload: Workload
+    situation: Situation
     spread: float  # relative standard deviation of a step's compute time
     seconds: float  # duration of the calibration
-
-    def packed(self) -> Result:
-        """The fields as JSON can represent them."""
-        return {
-            "cluster": format_cluster(self.cluster),
-            "machine": format_machine(self.machine),
-            "workload": format_workload(self.workload),
-            "spread": self.spread,
-            "seconds": self.seconds,
-        }
-
-    @classmethod
-    def unpacked(cls, fields: Result) -> JobCalibration:
-        parsed = {
-            "cluster": parse_cluster(fields["cluster"]),
-            "machine": parse_machine(fields["machine"]),
-            "workload": parse_workload(fields["workload"]),
-        }
-        return cls(**{**fields, **parsed})
 
 
 def calibrate_at(
@@ -81,16 +53,24 @@ def calibrate_at(
     job: Job,
     declared: Cluster | None,
     codecs: Sequence[Choice],
-    progress: Progress,
+    progress: NotedProgress,
 ) -> JobCalibration | None:
     """The calibration of a deployment; None if this process is a launched rank other than 0."""
 
     def work(rank: int, report: Report) -> Result:
-        calibration = calibrate_job(job, declared, codecs, report)
-        return calibration.packed() if rank == 0 else {}
+        found = calibrate_job(job, declared, codecs, report)
+        rest = {"spread": found.spread, "seconds": found.seconds}
+        return {"texts": format_situation(found.situation), **rest} if rank == 0 else {}
 
-    packed = run_everywhere(deployment, work, progress, timeout=CALIBRATION_TIMEOUT_SECONDS)[0]
-    return JobCalibration.unpacked(packed) if packed else None
+    packed = run_everywhere(
+        deployment,
+        work,
+        lambda what, done, total: progress(done, total or done + 1, what),
+        timeout=CALIBRATION_TIMEOUT_SECONDS,
+    )[0]
+    if not packed:
+        return None
+    return JobCalibration(situation=parse_situation(packed.pop("texts")), **packed)
 
 
 def calibrate_job(
@@ -109,12 +89,12 @@ def calibrate_job(
     abort_flag = world.abort_flag()
     engine = Engine(world.transport(), abort_flag, CALIBRATION_SLACK_SECONDS)
     try:
-        network = calibrate(
+        measured = calibrate(
             world,
             abort_flag,
             engine,
             declared,
-            tensors=describe(name_of(job), job.model()).tensors,
+            describe(name_of(job), job.model()),
             codecs=codecs,
             native=True,
             progress=progress,
@@ -125,10 +105,9 @@ def calibrate_job(
     progress("steps", 0, steps)
     profiled = profile_job(job, steps, injection=injection)
     progress("steps", steps, steps)
+    cluster = profiled.with_straggler_delays(measured.cluster)
     return JobCalibration(
-        cluster=profiled.with_straggler_delays(network.cluster),
-        machine=network.machine,
-        workload=profiled.workload,
+        situation=replace(measured, cluster=cluster, workload=profiled.workload),
         spread=profiled.spread,
         seconds=monotonic() - start,
     )
@@ -146,7 +125,7 @@ def profile_job(
     model = job.model(seed)
     optimizer = job.optimizer(p for p in model.parameters() if p.requires_grad)
     run = attach(
-        model, optimizer, sync=UNSYNCHRONIZED_PLAN, data=job.data, batch=job.batch, seed=seed
+        model, optimizer, plan=UNSYNCHRONIZED_PLAN, data=job.data, batch=job.batch, seed=seed
     )
     try:
         with closing(Profile(model, optimizer)) as profile:
@@ -173,7 +152,7 @@ def _all_gather(run: Run, row: Sequence[float]) -> torch.Tensor:
     number of ranks, in a table of zeros."""
     table = torch.zeros(run.size, len(row), dtype=torch.float64)
     table[run.rank] = run.size * torch.tensor(row, dtype=torch.float64)
-    run.average([table])
+    run.all_reduce_mean([table])
     return table
 
 

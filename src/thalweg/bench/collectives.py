@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from time import perf_counter
@@ -37,11 +37,12 @@ from thalweg.launch.launcher_variables import find_cluster
 from thalweg.members.world import World
 from thalweg.plan import TRANSPORT, Choice, Plan
 from thalweg.predict import synchronisation_seconds
-from thalweg.schedules import Content, Group
+from thalweg.schedules import Content, Group, Schedule
 from thalweg.steps import travelling, warm_up
 from thalweg.training.buckets import DTYPES, Layout
-from thalweg.training.compiled_steps import CompiledSteps, RankRound, RankStep
+from thalweg.training.compiled_steps import RankStep
 from thalweg.training.exchanges.compressed import Compression
+from thalweg.training.exchanges.rounds import BucketRounds
 from thalweg.transports import Transport
 
 ENCRYPTED, PLAIN = f"{TRANSPORT}, encrypted", f"{TRANSPORT}, plain"
@@ -206,39 +207,36 @@ class _PlanCase:
     def __init__(self, plan: Plan, workload: Workload, group: Group, engine: Engine) -> None:
         self.plan = plan
         self.engine = engine
-        self.compression = Compression.of(plan)
         tensors = _tensors(travelling(plan, workload))
-        self.layout = Layout.of(tensors, plan.settings.bucket, self.compression.arrange)
-        self.steps = CompiledSteps(plan, group, self.layout.workload, engine.rank)
+        arranged = Compression.of(plan).arrange
+        self.layout = Layout.of(tensors, plan.settings.bucket, arranged)
+        self.rounds = BucketRounds(plan, group, self.layout, engine.rank)
 
     def fill(self, repeat: int) -> None:
-        for rank_round in self.at(repeat).rounds:
-            for view in self._views(rank_round):
-                view.fill_(_value(rank_round.program.schedule.before.content(self.engine.rank, 0)))
+        for view, schedule in self._views(repeat):
+            view.fill_(_value(schedule.before.content(self.engine.rank, 0)))
 
     def run(self, number: int, repeat: int) -> None:
-        buckets = self.layout.buckets
-        self.engine.run(
-            [
-                rank_round.task(buckets[rank_round.round.bucket], number, 0)
-                for rank_round in self.at(repeat).rounds
-            ]
-        )
+        rank_step = self._step(repeat)
+        rank_step = replace(rank_step, first=number * rank_step.numbers)
+        self.engine.run([self.rounds.work(rank_step, chain) for chain in rank_step.chains])
 
     def check(self, repeat: int) -> None:
         rank = self.engine.rank
-        for rank_round in self.at(repeat).rounds:
-            expected = _value(rank_round.program.schedule.after.content(rank, 0))
-            if not all(bool((view == expected).all()) for view in self._views(rank_round)):
+        for view, schedule in self._views(repeat):
+            if not bool((view == _value(schedule.after.content(rank, 0))).all()):
                 raise ScheduleError(
                     f"{self.plan}: the sum on rank {rank} is wrong", "please report this"
                 )
 
-    def at(self, repeat: int) -> RankStep:
-        return self.steps.at(_synchronised_step(self.plan, repeat))
+    def _step(self, repeat: int) -> RankStep:
+        return self.rounds.steps.at(_synchronised_step(self.plan, repeat))
 
-    def _views(self, rank_round: RankRound) -> Iterable[torch.Tensor]:
-        return self.layout.buckets[rank_round.round.bucket].views.values()
+    def _views(self, repeat: int) -> Iterator[tuple[torch.Tensor, Schedule]]:
+        """The tensors of each bucket, and the schedule that adds it up."""
+        for chain in self._step(repeat).chains:
+            for view in self.layout.buckets[chain.bucket].views.values():
+                yield view, next(chain.rounds).schedule
 
 
 class _CompressedCase(_PlanCase):
@@ -246,22 +244,12 @@ class _CompressedCase(_PlanCase):
 
     def __init__(self, plan: Plan, workload: Workload, group: Group, engine: Engine) -> None:
         super().__init__(plan, workload, group, engine)
-        self.buckets = self.compression.buckets(self.layout, engine.rank)
         self.random = torch.Generator().manual_seed(engine.rank)
 
     def fill(self, repeat: int) -> None:
         for bucket in self.layout.buckets:
             for view in bucket.views.values():
                 view.normal_(generator=self.random)
-
-    def run(self, number: int, repeat: int) -> None:
-        rank_step = self.at(repeat)
-        chains = [
-            bucket.chain(rounds, _synchronised_step(self.plan, repeat), number * rank_step.numbers)
-            for index, bucket in self.buckets.items()
-            if (rounds := rank_step.of(index))
-        ]
-        self.engine.run(chains)
 
     def check(self, repeat: int) -> None:
         if self.plan.averages_parameters:

@@ -39,7 +39,7 @@ from statistics import fmean, quantiles
 from typing import Any
 
 from thalweg import lab as labs
-from thalweg.bench.prediction_check import ScenarioPrediction, auto_plans
+from thalweg.bench.prediction_check import auto_plans, predict_scenario
 from thalweg.bench.run_everywhere import NotedProgress
 from thalweg.bench.scenario import Scenario
 from thalweg.bench.simulated_compute import SimulatedCompute
@@ -47,6 +47,7 @@ from thalweg.bench.training import Recipe, by_step, train
 from thalweg.catalog import default_catalog, parse_plan
 from thalweg.declarations import Promise
 from thalweg.errors import LabError, RunError, ThalwegError
+from thalweg.facts import Situation
 from thalweg.lab.event import AppliedEvent
 from thalweg.launch.supervisor import SendMessage, Work, run_workers
 from thalweg.launch.worker_group import OnMessage
@@ -122,9 +123,10 @@ def compare(
     scenario: Scenario,
     run_all: RunAll,
     progress: NotedProgress,
-    forecast: ScenarioPrediction | None = None,
+    situation: Situation | None = None,
 ) -> list[Row]:
-    """A row for each plan, in the scenario's order, with its prediction if there is a forecast."""
+    """A row for each plan, in the scenario's order, with its prediction if the situation is
+    known."""
     trials: dict[str, list[TrainingRun]] = {sync: [] for sync in scenario.syncs}
     errors: dict[str, str] = {}
     total = scenario.repeats * len(scenario.syncs) * scenario.steps
@@ -141,7 +143,7 @@ def compare(
                     errors[sync] = str(error)
             done += scenario.steps
     rows = [_row(scenario, sync, trials[sync], errors.get(sync)) for sync in scenario.syncs]
-    return rows if forecast is None else [_predicted(row, scenario, forecast) for row in rows]
+    return rows if situation is None else [_predicted(row, scenario, situation) for row in rows]
 
 
 def _report(
@@ -188,10 +190,10 @@ def _row(scenario: Scenario, sync: str, trials: Sequence[TrainingRun], error: st
     return {**row, "promise": promise.value, "transport": transport}
 
 
-def _predicted(row: Row, scenario: Scenario, forecast: ScenarioPrediction) -> Row:
+def _predicted(row: Row, scenario: Scenario, situation: Situation) -> Row:
     """The row with its prediction; `auto` has none, since its choices have their own."""
     automatic = row["sync"] in auto_plans(scenario)
-    estimate = None if automatic else forecast.of(scenario, row["sync"])
+    estimate = None if automatic else predict_scenario(scenario, row["sync"], situation)
     return {
         **row,
         "predicted_seconds_per_step": estimate and estimate.seconds,

@@ -19,11 +19,11 @@ from threadpoolctl import threadpool_limits
 from torch.utils.data import default_collate
 
 from thalweg.bench.compress_baselines import CompressionBaseline, Trial, compression_baselines
-from thalweg.bench.compress_costs import Method, PayloadPattern, compressed_step, derived_metrics
+from thalweg.bench.compress_costs import Method, PayloadPattern, derived_metrics
 from thalweg.bench.run_everywhere import NotedProgress
 from thalweg.facts import Bucket, Workload
 from thalweg.plan import Settings
-from thalweg.predict.closed_form.ddp_step import UncompressedStep
+from thalweg.predict.closed_form.ddp_step import DdpStep, SentPayload
 from thalweg.probing.codec_trials import Gradients, least_seconds, timed_codec_of
 from thalweg.workloads.job import Job
 
@@ -33,7 +33,7 @@ TIMED_BACKWARD_COUNT = 5  # the fastest counts
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressBenchResult:
     rows: list[dict[str, Any]]
-    dense: UncompressedStep
+    dense: DdpStep
     notes: list[str]
 
 
@@ -47,9 +47,7 @@ def bench_compress(
     progress: NotedProgress,
 ) -> CompressBenchResult:
     buckets = workload.buckets(Settings().bucket)
-    dense = UncompressedStep(
-        buckets=[bucket.nbytes for bucket in buckets], workers=workers, compute=backward
-    )
+    dense = DdpStep.uncompressed(backward, [bucket.nbytes for bucket in buckets], workers)
     gradients = Gradients()
     rows: list[dict[str, Any]] = []
     with _one_thread(), compression_baselines(workers) as (baselines, notes):
@@ -57,7 +55,7 @@ def bench_compress(
         for number, entry in enumerate(entries):
             progress(number, len(entries), entry.name)
             trials = (entry.trial(gradients, bucket) for bucket in buckets)
-            rows.append(_row(entry, trials, dense, repeats, peer=number >= len(methods)))
+            rows.append(_row(entry, trials, dense, backward, repeats, peer=number >= len(methods)))
         progress(len(entries), len(entries), "")
     return CompressBenchResult(rows=rows, dense=dense, notes=notes)
 
@@ -108,7 +106,8 @@ def _entry(method: Method, workers: int) -> CompressionBaseline:
 def _row(
     entry: CompressionBaseline,
     trials: Iterable[Trial],
-    dense: UncompressedStep,
+    dense: DdpStep,
+    backward: float,
     repeats: int,
     *,
     peer: bool,
@@ -125,7 +124,8 @@ def _row(
             exact += trial.exact
             splits = splits and trial.splits
     seconds = encode + decode
-    step = compressed_step(dense, entry.exchange, payload=payload, exact=exact, codec=seconds)
+    sent = (entry.exchange.sent(payload), SentPayload(exact))
+    step = DdpStep(backward=backward, codec=seconds, exposed=sent, workers=dense.workers)
     return {
         "method": entry.name,
         "peer": peer,

@@ -20,13 +20,7 @@ from thalweg.compress import Compressor
 from thalweg.declarations import Value
 from thalweg.errors import PlanError
 from thalweg.predict.closed_form import ddp_step
-from thalweg.predict.closed_form.ddp_step import (
-    AlphaBetaNetwork,
-    CodecTimes,
-    CompressedStep,
-    SentPayload,
-    UncompressedStep,
-)
+from thalweg.predict.closed_form.ddp_step import AlphaBetaNetwork, DdpStep, SentPayload
 
 MIN_SWEPT_BITS_PER_SECOND, SWEPT_DECADE_COUNT, SPEEDS_PER_DECADE_COUNT = 1e7, 4, 8
 SWEPT_BITS_PER_SECOND = tuple(
@@ -47,44 +41,26 @@ class PayloadPattern(Enum):
         return SentPayload(payload, ddp_step.all_gather if gathers else ddp_step.ring)
 
 
-def compressed_step(
-    dense: UncompressedStep, pattern: PayloadPattern, *, payload: float, exact: float, codec: float
-) -> CompressedStep:
-    """The step that sends a payload and `exact` uncompressed bytes after `codec` seconds to encode
-    and decode."""
-    return CompressedStep(
-        compute=dense.compute,
-        codec=CodecTimes(own=codec),
-        payloads=(pattern.sent(payload), PayloadPattern.SUM.sent(exact)),
-        workers=dense.workers,
-    )
-
-
 def wire_nbytes(payloads: Iterable[SentPayload], workers: int) -> float:
     """The bytes that each worker sends."""
-    return sum(
-        payload.collective(ONE_BYTE_PER_SECOND, payload.nbytes, workers) for payload in payloads
-    )
+    return sum(payload.seconds(ONE_BYTE_PER_SECOND, workers) for payload in payloads)
 
 
-def at_all_speeds(step: UncompressedStep | CompressedStep) -> list[float]:
+def at_all_speeds(step: DdpStep) -> list[float]:
     """The step time in seconds at each of `SWEPT_BITS_PER_SECOND`."""
     return [step.seconds(AlphaBetaNetwork(0.0, speed / 8)) for speed in SWEPT_BITS_PER_SECOND]
 
 
-def derived_metrics(dense: UncompressedStep, step: CompressedStep) -> dict[str, Any]:
+def derived_metrics(dense: DdpStep, step: DdpStep) -> dict[str, Any]:
     """The figures of a row that follow from the measured ones. The break-even rate is the one
     against a step without overlap, None if no bytes are saved; `pays` compares with DDP."""
-    contributed, wire = (
-        sum(p.nbytes for p in step.payloads),
-        wire_nbytes(step.payloads, step.workers),
-    )
+    contributed, wire = _contributed(step), wire_nbytes(step.payloads, step.workers)
     saved = 8 * (dense_wire(dense) - wire)
     return {
         "payload_bytes": round(contributed),
-        "ratio": sum(dense.buckets) / contributed,
+        "ratio": _contributed(dense) / contributed,
         "wire_bytes": round(wire),
-        "breakeven_gbps": saved / step.codec.own / 1e9 if saved > 0 else None,
+        "breakeven_gbps": saved / step.codec / 1e9 if saved > 0 else None,
         **pays_row(8 * ddp_step.pays_below(dense, step, alpha=0.0)),
         "step_seconds": at_all_speeds(step),
     }
@@ -98,9 +74,13 @@ def pays_row(bits_per_second: float) -> dict[str, Any]:
     }
 
 
-def dense_wire(dense: UncompressedStep) -> float:
+def dense_wire(dense: DdpStep) -> float:
     """The bytes that each worker sends without compression."""
-    return wire_nbytes([PayloadPattern.SUM.sent(sum(dense.buckets))], dense.workers)
+    return wire_nbytes([SentPayload(_contributed(dense))], dense.workers)
+
+
+def _contributed(step: DdpStep) -> float:
+    return sum(payload.nbytes for payload in step.payloads)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

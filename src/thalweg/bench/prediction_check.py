@@ -13,32 +13,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from operator import attrgetter
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from thalweg.bench.calibrate_job import JobCalibration, calibrate_job
+from thalweg.bench.calibrate_job import calibrate_job
 from thalweg.bench.run_everywhere import Result
 from thalweg.bench.scenario import Scenario
 from thalweg.bench.simulated_compute import SimulatedCompute
 from thalweg.catalog import parse_plan
 from thalweg.declarations import Promise
-from thalweg.facts import (
-    Cluster,
-    Duplex,
-    Link,
-    Machine,
-    Rate,
-    Workload,
-    format_cluster,
-    parse_cluster,
-)
+from thalweg.facts import Cluster, Link, Rate, Situation, format_situation, parse_situation
 from thalweg.lab import Event
 from thalweg.launch.launcher_variables import find_cluster
 from thalweg.launch.supervisor import SendMessage
 from thalweg.plan import Plan
-from thalweg.predict import Breakdown, Estimate, predict
+from thalweg.predict import Breakdown, Estimate, Outcome, predict
 
 if TYPE_CHECKING:
     from thalweg.bench.comparison import RunAll
@@ -52,75 +43,70 @@ STEADY_TAIL_STEPS = 25  # the last steps, when `auto` has chosen
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScenarioPrediction:
-    """The calibration that predicts a scenario's plans; workers know the `declared` cluster."""
-
-    declared: Cluster
-    cluster: Cluster
-    machine: Machine
-    workload: Workload
-
-    def of(self, scenario: Scenario, sync: str) -> Estimate | None:
-        """The mean step time over the counted steps; None if an event can't be predicted."""
-        if any(
-            event.action not in RATE_EVENT_ACTIONS or event.at_step is None
-            for event in scenario.events
-        ):
-            return None
-        counted = set(scenario.counted(event.at_step for event in scenario.events))
-        plan = parse_plan(sync)
-        adjusts = bool(plan.topology.arguments.get("adjust"))  # to the events
-        estimates = []
-        for number, (cluster, phase) in enumerate(self._phases(scenario)):
-            if steps := [step for step in phase if step in counted]:
-                known = None if adjusts and number else self.declared
-                estimate = predict(plan, cluster, self.workload, self.machine, declared=known)
-                estimates.append((_with_cadence(plan, steps, estimate), len(steps)))
-        return _mean(estimates)
-
-    def _phases(self, scenario: Scenario) -> Iterator[tuple[Cluster, range]]:
-        """The cluster between two events, and the steps in which it is like that."""
-        at_calibration = self.declared.rates()
-        for event in scenario.events:
-            at_calibration |= {} if event.at_step else self._declared_after(event)
-        rates = self._measured_rates(at_calibration)
-        ratios = {
-            link: rates[link].bits_per_second / rate.bits_per_second
-            for link, rate in at_calibration.items()
-        }
-        first = 1
-        for event in sorted(scenario.events, key=lambda event: event.at_step or 0):
-            if not event.at_step:
-                continue
-            yield with_rates(self.cluster, rates), range(first, event.at_step + 1)
-            first = event.at_step + 1
-            for link, rate in self._declared_after(event).items():
-                rates[link] = Rate(ratios[link] * rate.bits_per_second)
-        yield with_rates(self.cluster, rates), range(first, scenario.steps + 1)
-
-    def _measured_rates(self, declared: Mapping[Link, Rate]) -> dict[Link, Rate]:
-        """The measured rate of each link; a link that was never saturated gets the median ratio."""
-        measured = self.cluster.rates()
-        ratio = median(
-            measured[link].bits_per_second / declared[link].bits_per_second for link in measured
-        )
-        return {
-            link: measured.get(link, Rate(rate.bits_per_second * ratio))
-            for link, rate in declared.items()
-        }
-
-    def _declared_after(self, event: Event) -> dict[Link, Rate]:
-        """The declared rates of an event's links after it."""
-        declared = self.declared.rates()
-        return {
-            link: declared[link] if event.rate is None else event.rate
-            for link in event.links(self.declared)
-        }
+def predict_scenario(scenario: Scenario, sync: str, situation: Situation) -> Estimate | None:
+    """The mean step time over the counted steps; None if an event can't be predicted."""
+    if any(
+        event.action not in RATE_EVENT_ACTIONS or event.at_step is None for event in scenario.events
+    ):
+        return None
+    counted = set(scenario.counted(event.at_step for event in scenario.events))
+    plan = parse_plan(sync)
+    adjusts = bool(plan.topology.arguments.get("adjust"))  # to the events
+    estimates = []
+    for number, (cluster, phase) in enumerate(_phases(scenario, situation)):
+        if steps := [step for step in phase if step in counted]:
+            known = None if adjusts and number else situation.declared
+            estimate = predict(plan, replace(situation, cluster=cluster, declared=known))
+            estimates.append((_with_cadence(plan, steps, estimate), len(steps)))
+    return _mean(estimates)
 
 
-def predict_scenario_at(scenario: Scenario, run_all: RunAll) -> ScenarioPrediction:
-    """Calibrate in the scenario's own place, with fresh workers."""
+def _phases(scenario: Scenario, situation: Situation) -> Iterator[tuple[Cluster, range]]:
+    """The cluster between two events, and the steps in which it is like that."""
+    measured, declared = situation.cluster, situation.laid_out_for
+    at_calibration = declared.rates()
+    for event in scenario.events:
+        at_calibration |= {} if event.at_step else _declared_after(event, declared)
+    rates = _measured_rates(measured.rates(), at_calibration)
+    ratios = {
+        link: rates[link].bits_per_second / rate.bits_per_second
+        for link, rate in at_calibration.items()
+    }
+    first = 1
+    for event in sorted(scenario.events, key=lambda event: event.at_step or 0):
+        if not event.at_step:
+            continue
+        yield measured.with_rates(rates), range(first, event.at_step + 1)
+        first = event.at_step + 1
+        for link, rate in _declared_after(event, declared).items():
+            rates[link] = Rate(ratios[link] * rate.bits_per_second)
+    yield measured.with_rates(rates), range(first, scenario.steps + 1)
+
+
+def _measured_rates(
+    measured: Mapping[Link, Rate], declared: Mapping[Link, Rate]
+) -> dict[Link, Rate]:
+    """The measured rate of each link; a link that was never saturated gets the median ratio."""
+    ratio = median(
+        measured[link].bits_per_second / declared[link].bits_per_second for link in measured
+    )
+    return {
+        link: measured.get(link, Rate(rate.bits_per_second * ratio))
+        for link, rate in declared.items()
+    }
+
+
+def _declared_after(event: Event, cluster: Cluster) -> dict[Link, Rate]:
+    """The declared rates of an event's links after it."""
+    rates = cluster.rates()
+    return {
+        link: rates[link] if event.rate is None else event.rate for link in event.links(cluster)
+    }
+
+
+def calibrate_scenario(scenario: Scenario, run_all: RunAll) -> Situation:
+    """The situation in the scenario's own place, measured with fresh workers; it declares the
+    cluster that the workers know."""
     job = replace(scenario.job, batch=scenario.batch or scenario.job.batch)
     expected = scenario.compute.step.seconds or PROFILE_SECONDS / MAX_PROFILE_STEPS
     steps = round(min(MAX_PROFILE_STEPS, max(MIN_PROFILE_STEPS, PROFILE_SECONDS / expected)))
@@ -133,22 +119,14 @@ def predict_scenario_at(scenario: Scenario, run_all: RunAll) -> ScenarioPredicti
     def work(rank: int, report: SendMessage) -> Result:
         declared = find_cluster(scenario.cluster, scenario.cluster.workers, os.environ)
         calibration = calibrate_job(job, declared, codecs, steps=steps, injection=injection)
-        return (
-            {"declared": format_cluster(declared), "found": calibration.packed()}
-            if rank == 0
-            else {}
-        )
+        return format_situation(calibration.situation) if rank == 0 else {}
 
     result = run_all(work, lambda rank, message: None, ()).results[0]
     assert result is not None
-    calibration = JobCalibration.unpacked(result["found"])
+    situation = parse_situation(result)
     sleeps = scenario.compute.step.seconds > 0  # which leaves the cores to codecs
-    return ScenarioPrediction(
-        declared=parse_cluster(result["declared"]),
-        cluster=calibration.cluster,
-        machine=replace(calibration.machine, contention=0.0 if sleeps else 1.0),
-        workload=calibration.workload,
-    )
+    contention = 0.0 if sleeps else 1.0
+    return replace(situation, machine=replace(situation.machine, contention=contention))
 
 
 def _with_cadence(plan: Plan, steps: Sequence[int], estimate: Estimate) -> Estimate:
@@ -174,24 +152,6 @@ def _mean(estimates: Sequence[tuple[Estimate, int]]) -> Estimate:
     return replace(estimates[0][0], parts=parts, low=mean("low"), high=mean("high"))
 
 
-def with_rates(cluster: Cluster, rates: dict[Link, Rate]) -> Cluster:
-    """A copy of the cluster with these link rates."""
-
-    def duplex(kind: Literal["nic", "uplink"], owner: str) -> Duplex | None:
-        out, into = Link(kind, owner, "out"), Link(kind, owner, "in")
-        return Duplex(rates[out], rates[into]) if out in rates else None
-
-    racks = tuple(
-        replace(
-            rack,
-            uplink=duplex("uplink", rack.name),
-            hosts=tuple(replace(h, nic=duplex("nic", h.name) or h.nic) for h in rack.hosts),
-        )
-        for rack in cluster.racks
-    )
-    return replace(cluster, racks=racks)
-
-
 def auto_plans(scenario: Scenario) -> list[str]:
     """The scenario's plans that are `auto`, for which there is no prediction."""
     return [sync for sync in scenario.syncs if parse_plan(sync).topology.name == "auto"]
@@ -205,18 +165,15 @@ def prediction_rows(scenario: Scenario, rows: Sequence[Row]) -> list[Row]:
         predicted, measured = row.get("predicted_seconds_per_step"), row["seconds_per_step"]
         if row["sync"] in automatic or not predicted or not measured:
             continue
-        predictions.append(
-            {
-                "scenario": scenario.name,
-                "sync": row["sync"],
-                "predicted": predicted,
-                "low": row["predicted_low"],
-                "high": row["predicted_high"],
-                "measured": measured,
-                "error": predicted / measured - 1,
-                "covered": row["predicted_low"] <= measured <= row["predicted_high"],
-            }
+        outcome = Outcome(
+            sync=row["sync"],
+            predicted=predicted,
+            low=row["predicted_low"],
+            high=row["predicted_high"],
+            measured=measured,
         )
+        verdict = {"error": outcome.error, "covered": outcome.covered}
+        predictions.append({"scenario": scenario.name, **asdict(outcome), **verdict})
     return predictions
 
 

@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from statistics import fmean
@@ -28,9 +28,12 @@ from thalweg.errors import RunError, UsageError
 from thalweg.facts import Cluster, Duration
 from thalweg.launch.launcher_variables import CLUSTER_VARIABLE
 from thalweg.members.world import MAX_STORE_POLL_SECONDS, World
+from thalweg.plan import Plan
 from thalweg.redundancy import spare_ranks
 from thalweg.schedules import Group
 from thalweg.training import Run, attach
+from thalweg.training.auto.policy import PlanChoice
+from thalweg.training.events import RunEvent
 from thalweg.workloads import Job
 
 INTERRUPT_GRACE_SECONDS = 30.0  # to stop at a common step and save
@@ -79,7 +82,7 @@ def train(
     run = attach(
         model,
         optimizer,
-        sync=sync,
+        plan=sync,
         data=job.data,
         batch=recipe.batch or job.batch,
         resume=recipe.checkpoint,
@@ -104,8 +107,9 @@ def train(
             metric = _evaluate(job, model)
             mean = flat(model)
         deviation = float((flat(model) - mean).norm() / mean.norm())
-    timings = [asdict(timing) for timing in run.timings]
+    timings = [asdict(timing) for timing in run.report().timings]
     run.close()
+    report, events = run.report(), run.events
     return model, {
         "first_step": first_step,
         **taken,
@@ -114,19 +118,32 @@ def train(
         "deviation": deviation,
         "fingerprint": fingerprint(model),
         "peak_bytes": _peak_nbytes(),
-        "stopped": run.stopping,
-        "approximate": dict(run.approximate),
-        "adjustments": [asdict(made) for made in run.adjustments],
-        "incidents": [asdict(change) for change in run.incidents],
-        "choices": [asdict(chosen) for chosen in run.choices],
+        "stopped": run.should_stop,
+        "approximate": {e.step: e.data for e in events if e.kind == "approximate"},
+        "adjustments": [asdict(e.data) for e in events if e.kind == "groups"],
+        "incidents": [asdict(e.data) for e in events if e.kind == "incident"],
+        "choices": [asdict(chosen) for chosen in choices_of(events)],
         "timings": timings,
         "late": [
             {"step": step, "late": [straggler.entries() for straggler in stragglers]}
-            for step, stragglers in run.latenesses
+            for step, stragglers in report.changes
         ],
-        "ranks": [{"rank": rank, **t.each()} for rank, t in sorted(run.tallies.items())],
-        "summary": run.summary(),
+        "ranks": [{"rank": rank, **t.each()} for rank, t in sorted(report.totals.items())],
+        "summary": report.table(),
     }
+
+
+def choices_of(events: Sequence[RunEvent]) -> list[PlanChoice]:
+    """The choices of `auto`, with their step times: an event with one comes after the choice's."""
+    choices: list[PlanChoice] = []
+    for event in events:
+        if event.kind == "auto":
+            if choices and replace(event.data, measured=None) == replace(
+                choices[-1], measured=None
+            ):
+                choices.pop()
+            choices.append(event.data)
+    return choices
 
 
 def _cluster(recipe: Recipe) -> Cluster | None:
@@ -188,7 +205,7 @@ class _StepCallbacks:
         self._sleeper: ComputeSleeper | None = None
         if recipe.injection is not None:
             shares = partial(_shares, recipe.injection.cluster, run.rank)
-            self._sleeper = ComputeSleeper(recipe.injection, run.rank, lambda: shares(run.sync))
+            self._sleeper = ComputeSleeper(recipe.injection, run.rank, lambda: shares(run.plan))
             self._sleeper.attach(model)
         if recipe.evaluate_every is not None:
             self._evaluate = partial(_evaluate, job, model)
@@ -197,7 +214,7 @@ class _StepCallbacks:
             self._abort_flag = self._world.abort_flag()
 
     def before_step(self) -> None:
-        if self._sleeper is not None and not self._run.catching_up:
+        if self._sleeper is not None and self._run.counts:
             self._sleeper.begin(self._run.step)
 
     def after_step(self) -> None:
@@ -227,8 +244,8 @@ class _StepCallbacks:
 
 
 @cache
-def _shares(cluster: Cluster, rank: int, sync: str) -> float:
-    return shares_of(parse_plan(sync), cluster, rank)
+def _shares(cluster: Cluster, rank: int, plan: Plan) -> float:
+    return shares_of(plan, cluster, rank)
 
 
 def _evaluate(job: Job, model: nn.Module) -> float:

@@ -78,7 +78,7 @@ def work(task: ChaosTask, rank: int, report: SendMessage) -> Mapping[str, Any]:
     run = thalweg.attach(
         model,
         optimizer,
-        sync=task.sync,
+        plan=task.sync,
         data=samples(),
         batch=CHAOS_BATCH_SAMPLES,
         seed=task.seed,
@@ -89,7 +89,7 @@ def work(task: ChaosTask, rank: int, report: SendMessage) -> Mapping[str, Any]:
     for epoch in run.epochs(UNBOUNDED_EPOCHS):
         for inputs, indices in run.batches(epoch):
             faulthandler.dump_traceback_later(task.stuck, file=stacks)
-            began_in = run.formation
+            began_in = run.members.epoch
             sleep(task.compute)
             optimizer.zero_grad()
             loss = run.mean(model(inputs))
@@ -98,11 +98,11 @@ def work(task: ChaosTask, rank: int, report: SendMessage) -> Mapping[str, Any]:
                 loss = loss + model.counters[rank]
             loss.backward()  # type: ignore[no-untyped-call]
             snap(model)
-            counted = run.counts
+            counted = run._applies
             local_sums.clear()
             optimizer.step()
             recorder.incidents()
-            if not (counted and run.counts):
+            if not (counted and run._applies):
                 continue
             recorder.commit(model, began_in, indices.tolist(), local_sums[-1])
             if task.disk is not None and run.step % CHECKPOINT_PERIOD_STEPS == 0:
@@ -142,7 +142,7 @@ class _Recorder:
         self._report(as_dict(record))
 
     def sent(self) -> None:
-        if not self._run.catching_up:
+        if self._run.counts:
             self(Sent(time=time(), rank=self._run.rank, step=self._run.step))
 
     def commit(
@@ -155,9 +155,9 @@ class _Recorder:
                 rank=run.rank,
                 life=self._life,
                 step=run.step,
-                formation=run.formation,
+                formation=run.members.epoch,
                 began_in=began_in,
-                members=run.members,
+                members=run.members.ranks,
                 digest=digest(model),
                 samples=len(indices),
                 checksum=checksum(indices),
@@ -172,7 +172,7 @@ class _Recorder:
 
     def incidents(self) -> None:
         """Report the changes of members since the last call."""
-        changes = self._run.incidents
+        changes = [event.data for event in self._run.events if event.kind == "incident"]
         for change in changes[self._reported_incidents :]:
             self(
                 Named(

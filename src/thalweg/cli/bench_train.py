@@ -166,15 +166,15 @@ def _shortened(scenario: Scenario, repeats: int | None, steps: int | None) -> Sc
 def _in_a_lab(scenario: Scenario, bar: Bar, *, predicted: bool) -> tuple[Rows, list[str]]:
     """The rows of a comparison in a lab, and the lab's notes."""
     from thalweg.bench.comparison import compare, in_lab
-    from thalweg.bench.prediction_check import predict_scenario_at
+    from thalweg.bench.prediction_check import calibrate_scenario
 
     with lab_of(scenario.cluster, scenario.loss) as lab:
-        forecast = None
+        situation = None
         if predicted:
             bar.show(0, 1, "calibrating")
             at_first = [event for event in scenario.events if event.at_step == 0]
-            forecast = predict_scenario_at(scenario, in_lab(lab, at_first))
-        return compare(scenario, in_lab(lab, scenario.events), bar.show, forecast), lab.notes
+            situation = calibrate_scenario(scenario, in_lab(lab, at_first))
+        return compare(scenario, in_lab(lab, scenario.events), bar.show, situation), lab.notes
 
 
 def _settings(scenario: Scenario, notes: list[str]) -> dict[str, Any]:

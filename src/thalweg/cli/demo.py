@@ -22,8 +22,8 @@ from thalweg.cli.output import Bar, Output, choice_line, progress_bar
 from thalweg.cli.predict import RANKING_COLUMNS
 from thalweg.declarations import Promise, listed
 from thalweg.errors import LabError, RunError, ThalwegError
-from thalweg.predict import Advice, advise, predict
-from thalweg.report.advice import MeasuredStepTime, advice_page
+from thalweg.predict import Advice, Outcome, advise, predict
+from thalweg.report.advice import advice_page
 from thalweg.report.plots import TrainingCurve, draw_trainings
 from thalweg.report.tables import Columns, seconds_text, table_of
 
@@ -82,12 +82,12 @@ def demo(
     output.write("Picture", out / "training.svg", draw_trainings(title, curves))
     if advice is not None:
         measured = [
-            MeasuredStepTime(
+            Outcome(
                 sync=row["chosen"],
-                seconds=row["seconds_per_step"],
                 predicted=row["predicted"],
                 low=row["low"],
                 high=row["high"],
+                measured=row["seconds_per_step"],
             )
             for row in rows
         ]
@@ -136,27 +136,14 @@ def _advised(deployment: Deployment, job: Job, output: Output) -> Advice | None:
 
     try:
         with progress_bar("Calibrating") as bar:
-            calibration = calibrate_at(
-                deployment,
-                job,
-                deployment.declared,
-                (),
-                lambda what, done, total: bar.show(done, total or done + 1, what),
-            )
+            calibration = calibrate_at(deployment, job, deployment.declared, (), bar.show)
     except ThalwegError as error:
         output.print(f"No predictions: calibration failed: {error}")
         return None
     assert calibration is not None  # this process is no launched rank
     output.print(f"Calibrated in {calibration.seconds:.0f} s.")
     with progress_bar("Predicting") as bar:
-        return advise(
-            calibration.cluster,
-            calibration.workload,
-            calibration.machine,
-            declared=deployment.declared,
-            sweep=True,
-            progress=bar.show,
-        )
+        return advise(calibration.situation, sweep=True, progress=bar.show)
 
 
 def _trained(deployment: Deployment, job: Job, steps: int, advice: Advice | None) -> Rows:
@@ -184,13 +171,7 @@ def _trained(deployment: Deployment, job: Job, steps: int, advice: Advice | None
                 row["chosen"], first = last["sync"], last["step"] + PLAN_WARMUP_STEPS
                 if timed := [step["seconds"] for step in per_step if step["step"] > first]:
                     row["seconds_per_step"] = fmean(timed)
-            estimate = advice and predict(
-                row["chosen"],
-                advice.cluster,
-                advice.workload,
-                advice.machine,
-                declared=deployment.declared,
-            )
+            estimate = advice and predict(row["chosen"], advice.situation)
             interval = {
                 "predicted": estimate and estimate.seconds,
                 "low": estimate and estimate.low,

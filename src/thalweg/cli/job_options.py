@@ -5,17 +5,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from thalweg.cli.options import ClusterOptions, ModelOption, option
 from thalweg.declarations import listed, nearest
 from thalweg.errors import UsageError, WorkloadError
 from thalweg.facts import (
+    FREE_MACHINE,
     MODELS,
     Cluster,
     Duration,
     Machine,
     Rate,
+    Situation,
     StragglerDelay,
     Workload,
     about,
@@ -25,7 +27,7 @@ from thalweg.facts import (
     read_machine,
     read_workload,
 )
-from thalweg.predict import WhatIf
+from thalweg.predict import suppose
 from thalweg.predict.assumptions import (
     ASSUMED_STEPS,
     GPUS,
@@ -36,42 +38,8 @@ from thalweg.predict.assumptions import (
 )
 
 NO_COMPUTE_NOTE = "compute time: 0 (not given)"
-FREE_MESSAGES_NOTE = "per-message overhead: 0 (not measured)"
 ASSUMED_CODECS_NOTE = "codecs as on one core of an AMD EPYC"
 DEFAULT_GPU, DEFAULT_BATCH_SAMPLES = "v100", 32
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Situation:
-    """A job on a cluster, with the costs of its machines."""
-
-    cluster: Cluster
-    workload: Workload
-    machine: Machine
-    what_if: WhatIf
-
-    @property
-    def settings(self) -> dict[str, object]:
-        """The job in JSON, with whatever was supposed."""
-        asked, delay = self.what_if, self.what_if.late
-        supposed = {
-            "bandwidth": asked.bandwidth and str(asked.bandwidth),
-            "members": asked.workers,
-            "faster": None if asked.compute == 1 else asked.compute,
-            "late": delay and delay.probability,
-            "delay": delay and str(delay.delay),
-        }
-        what_if = {name: value for name, value in supposed.items() if value is not None}
-        return {"model": self.workload.name, "bytes": self.workload.nbytes, "what_if": what_if}
-
-    @property
-    def title(self) -> str:
-        racks = len(self.cluster.racks)
-        spread = f" in {racks} racks" if racks > 1 else ""
-        return (
-            f"{self.workload.name}: {about(self.workload.nbytes, 'B')} of gradients, "
-            f"{counted(self.cluster.workers, 'worker')}{spread}"
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +110,8 @@ class WhatIfOptions:
     ] = None
     delay: Annotated[str | None, option("and were delayed by this duration.", "DURATION")] = None
 
-    def what_if(self) -> WhatIf:
+    def changes(self) -> dict[str, Any]:
+        """The arguments of `suppose`."""
         if (self.late is None) != (self.delay is None):
             raise UsageError(
                 "--late says how often and --delay by how much", "give both: --late 0.05 --delay 2s"
@@ -154,27 +123,50 @@ class WhatIfOptions:
             delay = StragglerDelay(probability=self.late, delay=Duration.parse(self.delay))
         if self.members is not None and self.members < 1:
             raise UsageError(f"{self.members} workers train nothing", "give --members 1 or more")
-        return WhatIf(
-            bandwidth=None if self.bandwidth is None else Rate.parse(self.bandwidth),
-            workers=self.members,
-            compute=self.faster,
-            late=delay,
-        )
+        return {
+            "bandwidth": None if self.bandwidth is None else Rate.parse(self.bandwidth),
+            "workers": self.members,
+            "compute": self.faster,
+            "late": delay,
+        }
 
 
 def situation_of(asked: JobOptions, supposed: WhatIfOptions) -> Situation:
-    what_if, place = supposed.what_if(), asked.place()
-    known = _machine(asked.cluster, asked.machine)
+    changes, cluster = supposed.changes(), asked.place()
+    machine = _machine(asked.cluster, asked.machine)
     workload, assumed = _workload(asked.model, asked.gpu, asked.batch)
-    known = replace(known, assumed=(*known.assumed, *assumed))
-    cluster = what_if.cluster(place)
-    if supposed.measured_only and (cluster.assumed or known.assumed):
+    machine = replace(machine, assumed=(*machine.assumed, *assumed))
+    now = Situation(cluster=cluster, workload=workload, machine=machine)
+    situation = suppose(now, **changes)
+    if supposed.measured_only and situation.assumed:
         raise UsageError(
-            f"not measured: {'; '.join((*cluster.assumed, *known.assumed))}",
+            f"not measured: {'; '.join(situation.assumed)}",
             "measure with `thalweg calibrate`, or leave out --measured-only",
         )
-    return Situation(
-        cluster=cluster, workload=what_if.workload(workload), machine=known, what_if=what_if
+    return situation
+
+
+def job_settings(situation: Situation, supposed: WhatIfOptions) -> dict[str, object]:
+    """The job in JSON, with whatever was supposed."""
+    values = {
+        "bandwidth": supposed.bandwidth and str(Rate.parse(supposed.bandwidth)),
+        "members": supposed.members,
+        "faster": None if supposed.faster == 1 else supposed.faster,
+        "late": supposed.late,
+        "delay": supposed.delay and str(Duration.parse(supposed.delay)),
+    }
+    what_if = {name: value for name, value in values.items() if value is not None}
+    workload = situation.workload
+    return {"model": workload.name, "bytes": workload.nbytes, "what_if": what_if}
+
+
+def job_title(situation: Situation) -> str:
+    cluster, workload = situation.cluster, situation.workload
+    racks = len(cluster.racks)
+    spread = f" in {racks} racks" if racks > 1 else ""
+    return (
+        f"{workload.name}: {about(workload.nbytes, 'B')} of gradients, "
+        f"{counted(cluster.workers, 'worker')}{spread}"
     )
 
 
@@ -202,7 +194,7 @@ def _machine(cluster_file: Path | None, machine: Path | None) -> Machine:
     beside = None if cluster_file is None else machine_path(cluster_file)
     path = machine or (beside if beside is not None and beside.exists() else None)
     if path is None:
-        return replace(assumed_machine(), assumed=(FREE_MESSAGES_NOTE, ASSUMED_CODECS_NOTE))
+        return replace(assumed_machine(), assumed=(*FREE_MACHINE.assumed, ASSUMED_CODECS_NOTE))
     measured = read_machine(path)
     names = {text.partition("(")[0] for text in measured.codecs}
     others = {

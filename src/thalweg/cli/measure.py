@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -23,18 +23,14 @@ from thalweg.facts import (
     Duration,
     FittedValue,
     Machine,
+    Situation,
     about,
     counted,
-    format_cluster,
-    format_machine,
-    format_workload,
+    format_situation,
     machine_path,
     read_cluster,
 )
 from thalweg.plan import TRANSPORT, Choice
-
-if TYPE_CHECKING:
-    from thalweg.bench.calibrate_job import JobCalibration
 
 PROBE_TIMEOUT_SECONDS = 3600.0  # for all measurements together
 CODEC_COLUMNS = ("bucket", "encode", "decode", "gathered")
@@ -132,62 +128,59 @@ def calibrate(
     codecs = [Choice.of(method.compressor.name, method.arguments) for method in methods]
     declared = None if cluster is None else read_cluster(cluster)
     with place.site(under_launcher=True) as deployment, progress_bar("Calibrating") as bar:
-        calibration = calibrate_at(
-            deployment,
-            job,
-            declared or deployment.cluster,
-            codecs,
-            lambda what, done, total: bar.show(done, total or done + 1, what),
-        )
+        known = declared or deployment.cluster
+        calibration = calibrate_at(deployment, job, known, codecs, bar.show)
     if calibration is None:
         return  # rank 0 reports
+    situation, seconds = calibration.situation, calibration.seconds
     file = out / "cluster.toml"
     files = {
-        file: format_cluster(calibration.cluster, [f"Calibrated in {calibration.seconds:.0f} s."]),
-        machine_path(file): format_machine(calibration.machine),
-        out / f"{calibration.workload.name}.toml": format_workload(calibration.workload),
+        "cluster": file,
+        "machine": machine_path(file),
+        "workload": out / f"{situation.workload.name}.toml",
     }
-    for path, text in files.items():
-        write_file(path, text)
-    output.print(*_tables(calibration))
+    texts = format_situation(situation, [f"Calibrated in {seconds:.0f} s."])
+    for fact, path in files.items():
+        write_file(path, texts[fact])
+    output.print(*_tables(situation))
     output.print(
-        f"Wrote {', '.join(str(path) for path in files)}, after {calibration.seconds:.0f} s.",
+        f"Wrote {', '.join(str(path) for path in files.values())}, after {seconds:.0f} s.",
         soft_wrap=True,
     )
     settings = {
         "workload": workload,
-        "workers": calibration.cluster.workers,
+        "workers": situation.cluster.workers,
         **place.settings,
         "declared": None if cluster is None else str(cluster),
-        "files": [str(path) for path in files],
+        "files": [str(path) for path in files.values()],
         "spread": calibration.spread,
-        "seconds": calibration.seconds,
+        "seconds": seconds,
         "notes": deployment.notes,
     }
-    output.write_json("calibrate", settings, _rows(calibration))
+    output.write_json("calibrate", settings, _rows(situation))
 
 
-def _rows(calibration: JobCalibration) -> list[dict[str, Any]]:
+def _rows(situation: Situation) -> list[dict[str, Any]]:
     """A row for each value, with its relative standard deviation as `spread`, where there is one.
     The kind "road" stands for transport costs."""
     links = [
         _row("link", str(link), FittedValue(rate.bits_per_second), "bit/s")
-        for link, rate in calibration.cluster.rates().items()
+        for link, rate in situation.cluster.rates().items()
     ]
     codecs = [
         _row("codec", f"{name}: {what}", getattr(cost, what), "s")
-        for name, cost in calibration.machine.codecs.items()
+        for name, cost in situation.machine.codecs.items()
         for what in CODEC_COLUMNS
     ]
     costs = [
-        _row("cost", what, FittedValue(getattr(calibration.workload.costs, what).seconds), "s")
+        _row("cost", what, FittedValue(getattr(situation.workload.costs, what).seconds), "s")
         for what in STEP_COST_NAMES
     ]
-    return [*links, *_transport_rows(calibration.machine).values(), *codecs, *costs]
+    return [*links, *_transport_rows(situation.machine).values(), *codecs, *costs]
 
 
-def _tables(calibration: JobCalibration) -> Iterator[Table]:
-    cluster, machine = calibration.cluster, calibration.machine
+def _tables(situation: Situation) -> Iterator[Table]:
+    cluster, machine = situation.cluster, situation.machine
     links = Table("link", "out", "in", "straggler delay")
     for host in cluster.hosts:
         late = host.late
@@ -203,7 +196,7 @@ def _tables(calibration: JobCalibration) -> Iterator[Table]:
         text = f"{value:.1%}" if unit == RATE_FRACTION_UNIT else about(value, unit)
         costs.add_row(name, text, f"{row['spread']:.0%}")
     for part in STEP_COST_NAMES:
-        costs.add_row(f"{part} time", str(getattr(calibration.workload.costs, part)), "")
+        costs.add_row(f"{part} time", str(getattr(situation.workload.costs, part)), "")
     yield costs
     if machine.codecs:
         per_bucket, *per_element = CODEC_COLUMNS

@@ -12,17 +12,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from thalweg.catalog import default_catalog
-from thalweg.cli.job_options import JobOptions, WhatIfOptions, situation_of
+from thalweg.cli.job_options import JobOptions, WhatIfOptions, job_settings, job_title, situation_of
 from thalweg.cli.options import option, with_bundles
 from thalweg.cli.output import Output, progress_bar, working
 from thalweg.declarations import Promise, listed, nearest
 from thalweg.errors import UsageError
-from thalweg.facts import about
+from thalweg.facts import Situation, about
 from thalweg.predict import Advice, RankedPlan, advisor
 from thalweg.predict.estimate import Estimate
 from thalweg.predict.extra_steps import optimizer_named
 from thalweg.predict.plan_detail import BusyLink, PlanDetail, plan_detail
-from thalweg.predict.predictor import PredictionInput
 from thalweg.predict.step_simulator import BucketTimes
 from thalweg.report.tables import table_of
 
@@ -91,9 +90,7 @@ def advise(
     situation = situation_of(asked, supposed)
     with progress_bar("Predicting") as bar:
         advice = advisor.advise(
-            situation.cluster,
-            situation.workload,
-            situation.machine,
+            situation,
             allow=acceptable,
             optimizer=named,
             extra_steps=extra,
@@ -106,14 +103,14 @@ def advise(
         "promise": lambda ranked: ranked.promise.value,
         "why": lambda ranked: ranked.why,
     }
-    output.print(table_of(advice.ranking[:top], columns, title=situation.title))
+    output.print(table_of(advice.ranking[:top], columns, title=job_title(situation)))
     _print_rest(output, advice, top, why_not)
     if html is not None:
         from thalweg.report.advice import advice_page
 
         output.write("Page", html, advice_page(advice))
     settings = {
-        **situation.settings,
+        **job_settings(situation, supposed),
         "workers": situation.cluster.workers,
         "allow": acceptable.value,
         "optimizer": advice.optimizer,
@@ -217,26 +214,24 @@ def simulate(
     """
     plans = [default_catalog().plan(text) for text in dict.fromkeys(sync)]
     situation = situation_of(asked, supposed)
-    output.print(situation.title)
+    output.print(job_title(situation))
     rows = []
     for plan in plans:
         with working(f"Simulating {plan}"):
-            detail = plan_detail(
-                PredictionInput(plan, situation.cluster, situation.workload, situation.machine)
-            )
+            detail = plan_detail(plan, situation)
         _print_detail(output, detail)
-        rows.append(_detail_row(detail))
-    assumed = list(dict.fromkeys((*situation.cluster.assumed, *situation.machine.assumed)))
+        rows.append(_detail_row(detail, situation))
+    assumed = list(dict.fromkeys(situation.assumed))
     if assumed:
         output.print("\nAssumed: " + "; ".join(assumed) + ".")
-    output.write_json("simulate", {**situation.settings, "assumed": assumed}, rows)
+    output.write_json("simulate", {**job_settings(situation, supposed), "assumed": assumed}, rows)
 
 
-def _detail_row(detail: PlanDetail) -> dict[str, Any]:
+def _detail_row(detail: PlanDetail, situation: Situation) -> dict[str, Any]:
     estimate, alone = detail.estimate, detail.alone
     return {
-        "sync": estimate.sync,
-        "workers": estimate.workers,
+        "sync": str(estimate.plan),
+        "workers": situation.cluster.workers,
         "seconds": estimate.seconds,
         "low": estimate.low,
         "high": estimate.high,
@@ -266,7 +261,7 @@ def _detail_row(detail: PlanDetail) -> dict[str, Any]:
 def _print_detail(output: Output, detail: PlanDetail) -> None:
     estimate = detail.estimate
     output.print(
-        f"\n{estimate.sync}: {about(estimate.seconds, 's')} per step "
+        f"\n{estimate.plan}: {about(estimate.seconds, 's')} per step "
         f"({about(estimate.low, 's')} to {about(estimate.high, 's')}), "
         f"{'simulated' if estimate.form == 'replay' else f'by {estimate.form}'}",
         bar_of(estimate),

@@ -10,13 +10,17 @@ from thalweg.compress.codec import (
     SummableCodec,
 )
 from thalweg.compress.compressor import Compressor, Payload
+from thalweg.compress.kept import RESIDUAL_KIND, Combine, Kept
 
 __all__ = [
+    "RESIDUAL_KIND",
     "Arrangement",
     "Codec",
+    "Combine",
     "Compressor",
     "Feedback",
     "GatheredCodec",
+    "Kept",
     "Kernels",
     "Payload",
     "Segment",

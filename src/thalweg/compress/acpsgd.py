@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from thalweg.compress.codec import Array, Layout
 from thalweg.compress.compressor import Payload
+from thalweg.compress.kept import Combine, Kept
 from thalweg.compress.powersgd import LowRank, factorizer, factors, orthonormalise
 from thalweg.facts import Tensor
 
@@ -26,7 +27,10 @@ def sizes(tensors: Sequence[Tensor], step: int, rank: int) -> list[Payload]:
 class ACPSGD(LowRank):
     def __init__(self, *layout: *Layout, rank: int) -> None:
         super().__init__(*layout, rank=rank)
-        self.state = {"left": self.left.by_name, "right": self.right.by_name}
+        self.state = {
+            "left": Kept(combine=Combine.EQUAL, arrays=self.left.by_name),
+            "right": Kept(combine=Combine.EQUAL, arrays=self.right.by_name),
+        }
 
     def rounds(self, values: Array, out: Array, step: int, *, keep: bool) -> Iterator[Array]:
         odd = step % 2 == 1

@@ -16,8 +16,8 @@ Contributions are divided by the number of ranks beforehand, so sums are means. 
 vector to encode, `out` the result; both may be the same vector. With `keep`, `values` holds the
 residual of this rank's payload afterwards: what it held before, less the decoded payload.
 
-The state of a codec that has any is in `state`: by kind, then by parameter, so that it survives
-another layout of the buckets.
+The state of a codec that has any is in `state`: by kind, with a declaration of how it combines over
+the ranks (`kept.py`), then by parameter, so that it survives another layout of the buckets.
 
 Error feedback: the residual of a biased compressor is added to the next gradient,
 
@@ -41,10 +41,10 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from thalweg.compress.arrangement import Segment
+from thalweg.compress.kept import RESIDUAL_KIND, Combine, Kept
 from thalweg.errors import NotFinite
 
 Array = NDArray[Any]
-CodecState = Mapping[str, Mapping[str, Array]]
 CODEC_CHUNK_ELEMENTS = 1 << 16  # they stay in the cache between two passes
 CACHE_LINE_BYTES = 64
 
@@ -77,7 +77,7 @@ class Codec:
         self.kernels = kernels
         starts = [segment.start for segment in segments]
         self.extents = list(zip(starts, [*starts[1:], length], strict=True))
-        self.state: CodecState = {}
+        self.state: Mapping[str, Kept] = {}
 
     def accumulate(self, gradient: Array, residual: Array) -> None:
         """Add a new gradient to the residual, at once or when the residual is encoded."""
@@ -181,12 +181,14 @@ def aligned(elements: int, kind: DTypeLike) -> Array:
 
 
 class Feedback:
-    """The residual of one bucket under error feedback."""
+    """The residual of one bucket under error feedback; `state` has views of it by parameter."""
 
     def __init__(self, codec: Codec) -> None:
         self.residual: Array = aligned(codec.length, np.float32)
         self.residual[:] = 0
         self._codec = codec
+        views = {s.name: self.residual[s.place] for s in codec.segments}
+        self.state = {RESIDUAL_KIND: Kept(combine=Combine.SUM, arrays=views, residual=True)}
 
     def add(self, gradient: Array) -> Array:
         """The vector to encode: a gradient, which is finite, plus the residual."""

@@ -15,6 +15,7 @@ import numpy as np
 
 from thalweg.compress.codec import CODEC_CHUNK_ELEMENTS, Array, Layout
 from thalweg.compress.compressor import RATIO, WARMUP
+from thalweg.compress.kept import Combine, Kept
 from thalweg.compress.sparse import Sparse, sparsifier
 from thalweg.declarations import Parameter
 
@@ -26,7 +27,8 @@ class DGC(Sparse):
         super().__init__(*layout, ratio=ratio)
         self._momentum = np.float32(momentum)
         self._velocity = np.zeros(self.length, np.float32)
-        self.state = {"velocity": {s.name: self._velocity[s.place] for s in self.segments}}
+        views = {s.name: self._velocity[s.place] for s in self.segments}
+        self.state = {"velocity": Kept(combine=Combine.SUM, arrays=views)}
 
     def accumulate(self, gradient: Array, residual: Array) -> None:
         for start in range(0, self.length, CODEC_CHUNK_ELEMENTS):

@@ -31,6 +31,7 @@ import numpy as np
 from thalweg.compress.codec import Array, Layout, SummableCodec, raise_if_not_finite
 from thalweg.compress.compressor import FEEDBACK, RANK, WARMUP, Compressor, Payload, as_matrix
 from thalweg.compress.generators import generator
+from thalweg.compress.kept import Combine, Kept
 from thalweg.errors import NotFinite
 from thalweg.facts import Tensor
 
@@ -207,7 +208,7 @@ def sizes(tensors: Sequence[Tensor], step: int, rank: int) -> list[Payload]:
 class PowerSGD(LowRank):
     def __init__(self, *layout: *Layout, rank: int) -> None:
         super().__init__(*layout, rank=rank)
-        self.state = {"factor": self.right.by_name}
+        self.state = {"factor": Kept(combine=Combine.EQUAL, arrays=self.right.by_name)}
         self._new: Array | None = None
 
     def accumulate(self, gradient: Array, residual: Array) -> None:

@@ -31,6 +31,7 @@ from thalweg.compress.codec import (
     raise_if_not_finite,
 )
 from thalweg.compress.compressor import WARMUP, Compressor, Payload, units
+from thalweg.compress.kept import Combine, Kept
 from thalweg.declarations import Parameter
 from thalweg.facts import Tensor
 
@@ -177,7 +178,8 @@ class Sign(ShardableCodec):
         self.scales: Array = np.zeros(len(self.segments), np.float32)
         self.nbytes = self.length // 8
         self._unvoted = np.zeros(self.length, np.float32)  # takes no memory until it is written
-        self.state = {"vote": {s.name: self._unvoted[s.place] for s in self.segments}}
+        views = {s.name: self._unvoted[s.place] for s in self.segments}  # of this rank's shard
+        self.state = {"vote": Kept(combine=Combine.OWN, arrays=views, residual=True)}
         self._scratch = np.empty(CODEC_CHUNK_ELEMENTS, np.float32)
         self._vote = np.empty(CODEC_CHUNK_ELEMENTS // SIGN_WORD_ELEMENTS, np.uint64)
         self._keep, self._step = False, 0

@@ -51,7 +51,7 @@ RENDEZVOUS_CHECK_SECONDS = 0.1  # between two checks for a pending rendezvous
 ENGINE_REPLY_GRACE_SECONDS = 5.0  # for the thread to report an error after a round's deadline
 
 
-Chain = Iterator[Sequence[Task]]
+ChainTasks = Iterator[Sequence[Task]]
 """Each item holds rounds that may run concurrently; when all of them have ended, the communication
 thread advances the iterator, which runs there."""
 
@@ -60,7 +60,7 @@ thread advances the iterator, which runs there."""
 class _Submission:
     """A submitted chain and its progress."""
 
-    chain: Chain
+    tasks: ChainTasks
     future: Future[None]
     ready: float  # time of submission
     alone: Task | None  # the task, if a single round was submitted
@@ -112,13 +112,13 @@ class Engine:
         """True if the engine has failed permanently."""
         return self._broken is not None and not isinstance(self._broken, Interrupted)
 
-    def submit(self, work: Task | Chain) -> Future[None]:
+    def submit(self, work: Task | ChainTasks) -> Future[None]:
         """Queue a round or a chain; the caller leaves its arrays alone until the future is done."""
         if self._closed:
             raise TransportClosed(f"rank {self.rank} communicates after close()", "do so before it")
         alone = work if isinstance(work, Task) else None
-        chain = iter([[work]]) if isinstance(work, Task) else work
-        submission = _Submission(chain, Future(), monotonic(), alone)
+        tasks = iter([[work]]) if isinstance(work, Task) else work
+        submission = _Submission(tasks, Future(), monotonic(), alone)
         self._put(submission)
         return submission.future
 
@@ -147,7 +147,7 @@ class Engine:
             return False
         return True
 
-    def run(self, work: Sequence[Task | Chain]) -> None:
+    def run(self, work: Sequence[Task | ChainTasks]) -> None:
         self.wait([self.submit(task) for task in work])
 
     def enter_epoch(self, membership_epoch: MembershipEpoch, abort_flag: AbortFlag) -> None:
@@ -233,7 +233,7 @@ class Engine:
         if self._membership is not None:
             self._membership.raise_if_rendezvous()
         began = monotonic()
-        tasks = next(chain.chain, None)
+        tasks = next(chain.tasks, None)
         newest = chain.newest = tasks[0] if tasks else chain.newest
         if chain.alone is None and newest is not None:  # the compressor's time between two rounds
             self.arrivals.add_encoded(

@@ -5,11 +5,18 @@ from thalweg.facts.cluster_file import format_cluster, parse_cluster, read_clust
 from thalweg.facts.machine import CodecCost, FittedValue, Machine, TransportCosts
 from thalweg.facts.machine_file import format_machine, machine_path, parse_machine, read_machine
 from thalweg.facts.models import MODELS, model_named
+from thalweg.facts.situation import (
+    FREE_MACHINE,
+    Situation,
+    format_situation,
+    parse_situation,
+)
 from thalweg.facts.units import Count, Duration, Rate, Size, about, counted
 from thalweg.facts.workload import Bucket, Costs, Tensor, Workload
 from thalweg.facts.workload_file import format_workload, parse_workload, read_workload
 
 __all__ = [
+    "FREE_MACHINE",
     "MODELS",
     "Bucket",
     "Cluster",
@@ -24,6 +31,7 @@ __all__ = [
     "Machine",
     "Rack",
     "Rate",
+    "Situation",
     "Size",
     "StragglerDelay",
     "Tensor",
@@ -33,11 +41,13 @@ __all__ = [
     "counted",
     "format_cluster",
     "format_machine",
+    "format_situation",
     "format_workload",
     "machine_path",
     "model_named",
     "parse_cluster",
     "parse_machine",
+    "parse_situation",
     "parse_workload",
     "rack_sizes",
     "read_cluster",

@@ -8,7 +8,7 @@ NICs; between racks it crosses both uplinks as well; between two ranks of one ho
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, Self, TypeAlias, TypeVar
 
@@ -221,6 +221,24 @@ class Cluster:
                 rates[Link(kind, owner, "out")] = duplex.out
                 rates[Link(kind, owner, "in")] = duplex.into
         return rates
+
+    def with_rates(self, rates: Mapping[Link, Rate]) -> Cluster:
+        """The cluster with these rates of its links. A rack without one for its uplink has none
+        that is a bottleneck; a host without one keeps its own."""
+
+        def duplex(kind: Literal["nic", "uplink"], owner: str) -> Duplex | None:
+            out, into = Link(kind, owner, "out"), Link(kind, owner, "in")
+            return Duplex(rates[out], rates[into]) if out in rates else None
+
+        racks = (replace(rack, uplink=duplex("uplink", rack.name)) for rack in self.racks)
+        return replace(self, racks=tuple(racks)).with_hosts(
+            lambda host: replace(host, nic=duplex("nic", host.name) or host.nic)
+        )
+
+    def with_hosts(self, change: Callable[[Host], Host]) -> Cluster:
+        """The cluster with each of its hosts changed."""
+        racks = (replace(rack, hosts=tuple(map(change, rack.hosts))) for rack in self.racks)
+        return replace(self, racks=tuple(racks))
 
     def seconds_between(self, source: int, target: int) -> float:
         """The latency of one small message between two ranks."""

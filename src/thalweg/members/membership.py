@@ -55,7 +55,7 @@ HUNG_REASON = "hung"
 EVICTED_BACK_OFF_SECONDS, MAX_EVICTED_BACK_OFF_SECONDS = 5.0, 30.0
 MAX_FRUITLESS_EPOCHS = 3  # in a row without progress, until a member is evicted
 VOID_EPOCH = b"void"  # stored for an epoch that was never agreed on
-COLLECTIVE_MISMATCH_REMEDY = "call run.consensus, run.average and run.save on every rank"
+COLLECTIVE_MISMATCH_REMEDY = "call run.consensus, run.all_reduce_mean and run.save on every rank"
 
 
 class Membership:

@@ -53,7 +53,7 @@ class World:
     timeout: float  # seconds
     name: str  # of this run, in the store
     namespaces: str = ""  # path of this world's namespace within the run's
-    rank_assignment: RankAssignment | None  # None: the store is torch's process group's
+    rank_assignment: RankAssignment | None = None  # None: another's store, which can't be reopened
     security: SecurityConfig = field(default_factory=SecurityConfig)  # of Thalweg's connections
     restarted: bool = False  # another process had this rank before
     membership: Membership | None = None  # None if members can't change
@@ -63,15 +63,39 @@ class World:
         """Join as part of torch's process group if there is one, else by the launcher's variables;
         alone without either. `timeout` limits the store's answers, in seconds."""
         variables = os.environ if environment is None else environment
-        assignment = None
         if dist.is_initialized():
-            rank, size = dist.get_rank(), dist.get_world_size()
             store: Store = PrefixStore("thalweg", dist.distributed_c10d._get_default_store())
-            store_host = _host_of(store) or variables.get("MASTER_ADDR")
-        else:
-            assignment = read_rank_assignment(variables)
-            rank, size, store_host = assignment.rank, assignment.size, assignment.address
-            store = open_store(assignment, timeout)
+            rank, size = dist.get_rank(), dist.get_world_size()
+            host = _host_of(store) or variables.get("MASTER_ADDR")
+            return cls.of(
+                store, rank, size, timeout=timeout, environment=variables, store_host=host
+            )
+        assignment = read_rank_assignment(variables)
+        store = open_store(assignment, timeout)
+        world = cls.of(
+            store,
+            assignment.rank,
+            assignment.size,
+            timeout=timeout,
+            environment=variables,
+            store_host=assignment.address,
+        )
+        return replace(world, rank_assignment=assignment)
+
+    @classmethod
+    def of(
+        cls,
+        store: Store,
+        rank: int,
+        size: int,
+        *,
+        timeout: float,
+        environment: Mapping[str, str] | None = None,
+        store_host: str | None = None,
+    ) -> World:
+        """The world of one of `size` ranks that share this store. `store_host` is the address of
+        the store's host, if the store itself doesn't have it."""
+        variables = os.environ if environment is None else environment
         # Every rank attaches in the same order, so the n-th time is the same run for all.
         # A process that replaces a dead one counts from the start.
         process = _this_process()
@@ -79,7 +103,7 @@ class World:
         own_store = _prefixed(store, name, timeout)
         is_new = store.compare_set(f"seat/{rank}", "", process).decode() == process
         again = int(variables.get(RESTARTS_VARIABLE, "0")) > 0
-        address = own_address(store_host, variables)
+        address = own_address(store_host or _host_of(store), variables)
         return cls(
             rank=rank,
             size=size,
@@ -89,7 +113,6 @@ class World:
             address=address,
             timeout=timeout,
             name=name,
-            rank_assignment=assignment,
             security=SecurityConfig(
                 encrypted=wants_encryption(variables, address),
                 secret=find_secret(variables),
@@ -115,6 +138,13 @@ class World:
         """The world of these members, with a namespace of the store."""
         world = self.namespace(f"formed/{membership_epoch.number}")
         return replace(world, members=membership_epoch.members)
+
+    @property
+    def membership_epoch(self) -> MembershipEpoch:
+        """The current epoch; the first one if members can't change."""
+        if self.membership is None:
+            return MembershipEpoch.first(self.size)
+        return self.membership.membership_epoch
 
     def transport(self) -> Transport:
         if self.size == 1:

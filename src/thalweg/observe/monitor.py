@@ -52,7 +52,6 @@ MONITORED_RANKS_PER_SECOND = 50.0  # with many ranks the period grows, to this r
 MAX_SUBMITTED_STEPS = 4096  # steps that may wait for this thread
 MAX_PUBLISHED_STEPS = 32  # steps that are published at once
 PUBLISHED_PERIODS_COUNT = 4  # periods for which a step stays published
-VERDICT_HISTORY_COUNT = 1000  # changes of the stragglers that are kept
 REPLICA_CHECK_PERIOD_STEPS = 64  # between two comparisons of replicas that should be equal
 DIGEST_HISTORY_COUNT = 64  # digests that are kept, as a straggler publishes its own later
 STRAGGLERS_KEY = "late"  # the key of the store under which the first member publishes stragglers
@@ -62,7 +61,8 @@ Digests = Mapping[int, int]  # of parameters, by the number of steps taken
 
 class Monitor:
     """The monitor of one rank. `arrivals` holds the rounds of each step; without a `journal`
-    nothing is recorded."""
+    nothing is recorded. `notify` is called with the topic, step, text and data of each event that
+    this thread finds."""
 
     def __init__(
         self,
@@ -71,13 +71,13 @@ class Monitor:
         sync: str,
         arrivals: Callable[[], Arrivals],
         journal: Journal | None,
+        notify: Callable[[str, int, str, Any], None],
         version: str = "",
     ) -> None:
         self.rank = world.rank
         self.activity = Activity()
         self.clock = SyncedClock()
         self.stragglers: tuple[Straggler, ...] = ()
-        self.changes: deque[tuple[int, tuple[Straggler, ...]]] = deque(maxlen=VERDICT_HISTORY_COUNT)
         # The first member has those of all ranks, the others have their own.
         self.step_totals: dict[int, StepTotals] = {world.rank: StepTotals()}
         self.cpu_seconds = 0.0
@@ -85,6 +85,7 @@ class Monitor:
         self._arrivals = arrivals
         self._version = version  # of this package
         self._journal = journal
+        self._notify = notify
         self.difference = ""  # that the first member found between replicas that should be equal
         # This rank's parameters after a number of steps.
         self._digests: deque[tuple[int, int]] = deque(maxlen=DIGEST_HISTORY_COUNT)
@@ -289,7 +290,7 @@ class Monitor:
             }
             store.set(STRAGGLERS_KEY, json.dumps(answer))
         for hang in self._hang_detector.find_hung(reports):
-            self.note("hang", self._straggler_detector.newest, hang)
+            self._notify("hang", self._straggler_detector.newest, hang, None)
             log.warning("%s", hang)
         for rank, entries in reports.items():
             if entries["asked"] > self._answered.get(rank, 0):
@@ -308,8 +309,7 @@ class Monitor:
         before, self.stragglers = self.stragglers, stragglers
         if {each.key for each in stragglers} == {each.key for each in before}:
             return False
-        self.changes.append((step, stragglers))
-        self.note("late", step, log_line(stragglers, before))
+        self._notify("late", step, log_line(stragglers, before), stragglers)
         return True
 
     def _write(self) -> None:

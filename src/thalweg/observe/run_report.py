@@ -47,7 +47,7 @@ class RankBreakdown:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunEvent:
+class RecordedEvent:
     """An event, and the ranks that recorded it."""
 
     step: int
@@ -67,7 +67,7 @@ class RunReport:
     cluster: Cluster
     accounts: tuple[RankBreakdown, ...]
     stragglers: tuple[StragglerEpisode, ...]
-    notes: tuple[RunEvent, ...]
+    notes: tuple[RecordedEvent, ...]
 
     @property
     def seconds(self) -> float:
@@ -135,7 +135,7 @@ def _account(timeline: RankTimeline, warm_up_step: int) -> RankBreakdown:
     )
 
 
-def _happenings(lanes: Iterable[RankTimeline]) -> list[RunEvent]:
+def _happenings(lanes: Iterable[RankTimeline]) -> list[RecordedEvent]:
     """The events in the order of their first record, without stragglers, which have episodes."""
     ranks_of: dict[tuple[int, str, str], list[int]] = {}
     notes: list[tuple[int, EventRecord]] = [
@@ -146,6 +146,6 @@ def _happenings(lanes: Iterable[RankTimeline]) -> list[RunEvent]:
             ranks = ranks_of.setdefault((event.step, event.topic, event.text), [])
             ranks += [] if rank in ranks else [rank]
     return [
-        RunEvent(step=step, topic=topic, text=text, ranks=tuple(sorted(ranks)))
+        RecordedEvent(step=step, topic=topic, text=text, ranks=tuple(sorted(ranks)))
         for (step, topic, text), ranks in ranks_of.items()
     ]

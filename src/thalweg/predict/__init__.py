@@ -2,9 +2,9 @@
 
 from thalweg.predict.advisor import advise
 from thalweg.predict.closed_form.exchange import synchronisation_seconds
-from thalweg.predict.estimate import Advice, Breakdown, Estimate, RankedPlan
+from thalweg.predict.estimate import Advice, Breakdown, Estimate, Outcome, RankedPlan
 from thalweg.predict.predictor import predict
-from thalweg.predict.what_if import WhatIf
+from thalweg.predict.what_if import suppose
 from thalweg.schedules.closed_form import Cost, Symbols
 
 __all__ = [
@@ -12,10 +12,11 @@ __all__ = [
     "Breakdown",
     "Cost",
     "Estimate",
+    "Outcome",
     "RankedPlan",
     "Symbols",
-    "WhatIf",
     "advise",
     "predict",
+    "suppose",
     "synchronisation_seconds",
 ]

@@ -16,10 +16,10 @@ from functools import cached_property
 from itertools import pairwise
 from math import exp, log
 
-from thalweg.catalog import Catalog, default_catalog
+from thalweg.catalog import default_catalog
 from thalweg.declarations import Promise
 from thalweg.errors import PlanError
-from thalweg.facts import Cluster, Machine, Workload, about
+from thalweg.facts import Situation, about
 from thalweg.plan import Plan
 from thalweg.predict.candidates import (
     as_strong_as,
@@ -28,7 +28,7 @@ from thalweg.predict.candidates import (
 )
 from thalweg.predict.estimate import Advice, Crossover, Estimate, RankedPlan, Sweep
 from thalweg.predict.extra_steps import ASSUMED_OPTIMIZER, ExtraSteps
-from thalweg.predict.predictor import FREE_MACHINE, predict
+from thalweg.predict.predictor import predict
 from thalweg.predict.what_if import scaled, slowest_nic
 from thalweg.presets import BASELINE_PLAN
 from thalweg.schedules import Group
@@ -42,24 +42,16 @@ SWEPT_RATE_FACTORS = tuple(2.0**power for power in range(-4, 6))
 Progress = Callable[[int, int], None]
 
 
-def no_progress(done: int, total: int) -> None:
-    pass
-
-
 def advise(
-    cluster: Cluster,
-    workload: Workload,
-    machine: Machine | None = None,
+    situation: Situation,
     *,
     allow: Promise = Promise.EXACT,
     optimizer: str | None = None,
     extra_steps: Mapping[Promise, float] | None = None,
-    declared: Cluster | None = None,
     has_data: bool = True,
     refuse: Callable[[Plan], None] = lambda plan: None,
     sweep: bool = False,
-    catalog: Catalog | None = None,
-    progress: Progress = no_progress,
+    progress: Progress = lambda done, total: None,
 ) -> Advice:
     """The ranking of all candidate plans, best first.
 
@@ -67,21 +59,16 @@ def advise(
     optimizer    the name of the optimizer, like "sgd" or "adamw"; by default the workload's
     extra_steps  the fraction of extra steps, relative to exact plans, that plans of each class need
                  for the same result; by default as measured with the optimizer
-    declared     as in `predict`
     has_data     True if attach() is given the data, which codes need
     refuse       raises PlanError for plans that can't be run for other reasons
     sweep        also predict the best plans for slower and faster links
     """
-    used = optimizer or workload.trained_with or ASSUMED_OPTIMIZER
+    used = optimizer or situation.workload.trained_with or ASSUMED_OPTIMIZER
     advisor = _Advisor(
-        cluster=cluster,
-        workload=workload,
-        machine=machine or FREE_MACHINE,
-        declared=declared,
+        situation=situation,
         has_data=has_data,
         refuse=refuse,
         extra=ExtraSteps(optimizer=used.lower(), given=extra_steps or {}),
-        catalog=catalog or default_catalog(),
         progress=progress,
     )
     plans, unfit = advisor.candidates(allow)
@@ -93,9 +80,7 @@ def advise(
         *_assumed_steps([*ranking, *([weaker] if weaker else [])], advisor.extra, optimizer),
     ]
     return Advice(
-        cluster=cluster,
-        workload=workload,
-        machine=advisor.machine,
+        situation=situation,
         allow=allow,
         optimizer=advisor.extra.optimizer,
         ranking=ranking,
@@ -111,38 +96,28 @@ def advise(
 class _Advisor:
     """The arguments of `advise`, and the reasons why plans couldn't be predicted."""
 
-    cluster: Cluster
-    workload: Workload
-    machine: Machine
-    declared: Cluster | None
+    situation: Situation
     has_data: bool
     refuse: Callable[[Plan], None]
     extra: ExtraSteps
-    catalog: Catalog
     progress: Progress
     left_out: dict[str, str] = field(default_factory=dict)
 
     def candidates(self, allow: Promise) -> tuple[list[Plan], dict[str, str]]:
-        group = Group.everybody(self.declared or self.cluster)
-        return candidates(group, allow, self.catalog, has_data=self.has_data, refuse=self.refuse)
+        group = Group.everybody(self.situation.laid_out_for)
+        return candidates(
+            group, allow, default_catalog(), has_data=self.has_data, refuse=self.refuse
+        )
 
     def predicted(self, plan: Plan, *, by_form: bool = False) -> Estimate:
-        return predict(
-            plan,
-            self.cluster,
-            self.workload,
-            self.machine,
-            declared=self.declared,
-            catalog=self.catalog,
-            by_form=by_form,
-        )
+        return predict(plan, self.situation, by_form=by_form)
 
     @cached_property
     def ddp(self) -> Estimate:
-        return self.predicted(self.catalog.plan(BASELINE_PLAN))
+        return self.predicted(default_catalog().plan(BASELINE_PLAN))
 
     def ranked(self, plans: Sequence[Plan]) -> list[RankedPlan]:
-        large = self.cluster.workers > MAX_WORKERS_ALL_SIMULATED
+        large = self.situation.cluster.workers > MAX_WORKERS_ALL_SIMULATED
         rough = self._closed_forms(plans) if large else {}
         found = []
         for number, plan in enumerate(plans):
@@ -151,7 +126,9 @@ class _Advisor:
         found.sort(key=_order)
         best, others = found[:REBUCKETED_PLAN_COUNT], found[REBUCKETED_PLAN_COUNT:]
         for one in [*best, *(one for one in others if str(one.plan) == BASELINE_PLAN)]:
-            for smaller in with_smaller_buckets(one.plan, self.workload, self.catalog):
+            for smaller in with_smaller_buckets(
+                one.plan, self.situation.workload, default_catalog()
+            ):
                 found += self._simulated(smaller)
         return sorted(_best_buckets(found), key=_order)
 
@@ -161,7 +138,7 @@ class _Advisor:
             plans = [
                 plan
                 for plan in self.candidates(promise)[0]
-                if self.catalog.guarantee(plan).promise is promise
+                if default_catalog().guarantee(plan).promise is promise
                 and self.extra.is_reliable(promise, self.extra.of(plan, promise))
             ]
             for best in self.ranked(plans)[:1]:
@@ -169,9 +146,9 @@ class _Advisor:
                     return best
         return None
 
-    def _ranked_plan(self, plan: Plan, estimate: Estimate) -> RankedPlan:
-        guarantee = self.catalog.guarantee(plan)
-        more = self.extra.of(plan, guarantee.promise)
+    def _ranked_plan(self, estimate: Estimate) -> RankedPlan:
+        guarantee = default_catalog().guarantee(estimate.plan)
+        more = self.extra.of(estimate.plan, guarantee.promise)
         reliable = self.extra.is_reliable(guarantee.promise, more)
         why = _why(estimate, self.ddp)
         if more is None:
@@ -181,7 +158,6 @@ class _Advisor:
                 "" if reliable else " in a short run, and more in a long one"
             )
         return RankedPlan(
-            plan=plan,
             estimate=estimate,
             vs_ddp=self.ddp.seconds / estimate.seconds if estimate.seconds else 1.0,
             promise=guarantee.promise,
@@ -197,7 +173,7 @@ class _Advisor:
         except PlanError as error:
             self.left_out[str(plan)] = error.problem
             return []
-        return [self._ranked_plan(plan, estimate)]
+        return [self._ranked_plan(estimate)]
 
     def _closed_forms(self, plans: Sequence[Plan]) -> dict[Plan, RankedPlan]:
         """The closed forms of plans that aren't simulated: all but the best by it, and `ddp`, the
@@ -206,7 +182,7 @@ class _Advisor:
         for plan in plans:
             if plan.text.preset.name != BASELINE_PLAN:
                 with suppress(PlanError):
-                    known.append(self._ranked_plan(plan, self.predicted(plan, by_form=True)))
+                    known.append(self._ranked_plan(self.predicted(plan, by_form=True)))
         return {one.plan: one for one in sorted(known, key=_order)[SIMULATED_PLAN_COUNT:]}
 
 
@@ -235,7 +211,7 @@ def _why(estimate: Estimate, ddp: Estimate) -> str:
     own, other = _named_parts(estimate), _named_parts(ddp)
     largest = max(own, key=own.__getitem__)
     mostly = f"{own[largest] / (estimate.seconds or 1.0):.0%} of the step time is {largest}"
-    if estimate.sync == BASELINE_PLAN:
+    if str(estimate.plan) == BASELINE_PLAN:
         return f"the baseline: {mostly}"
     more = {name: own[name] - other[name] for name in own}
     noticed = sorted((s, name) for name, s in more.items() if abs(s) > 0.02 * ddp.seconds)
@@ -285,9 +261,13 @@ def _assumed_steps(
 def _sweep(ranking: Sequence[RankedPlan], advisor: _Advisor) -> Sweep:
     ddp = next(ranked for ranked in ranking if str(ranked.plan) == BASELINE_PLAN)
     plans = dict.fromkeys([*(ranked.plan for ranked in ranking[:SWEPT_PLAN_COUNT]), ddp.plan])
-    others = [replace(advisor, cluster=scaled(advisor.cluster, x)) for x in SWEPT_RATE_FACTORS]
+    situation, cluster = advisor.situation, advisor.situation.cluster
+    others = [
+        replace(advisor, situation=replace(situation, cluster=scaled(cluster, factor)))
+        for factor in SWEPT_RATE_FACTORS
+    ]
     seconds = {str(plan): tuple(each.predicted(plan).seconds for each in others) for plan in plans}
-    rates = tuple(slowest_nic(advisor.cluster) * factor for factor in SWEPT_RATE_FACTORS)
+    rates = tuple(slowest_nic(cluster) * factor for factor in SWEPT_RATE_FACTORS)
     return Sweep(rates=rates, seconds=seconds, breaks=tuple(crossovers(rates, seconds)))
 
 

@@ -21,6 +21,7 @@ from thalweg.catalog import default_catalog
 from thalweg.declarations import Value
 from thalweg.facts import Cluster, Link
 from thalweg.schedules import Group, Schedule, together, traffic
+from thalweg.steps import DDP_FIRST_BUCKET
 
 TINY_TRIAL_BYTES = 4
 MAX_SMALL_TRIAL_BYTES = 4096  # up to this size the cost is that of messages
@@ -28,7 +29,6 @@ MAX_SMALL_TRIAL_BYTES = 4096  # up to this size the cost is that of messages
 SHORT_TRIAL_SECONDS, LONG_TRIAL_SECONDS, MAX_TRIAL_SECONDS = 0.1, 0.25, 0.5
 MAX_TRIAL_BYTES = 1 << 26  # shortens trials on fast links
 LOCAL_TRIAL_BYTES = 1 << 23  # of trials that cross no link
-DDP_FIRST_BUCKET_BYTES = 1 << 20
 # The topologies of kinds that differ from their name; the others have default arguments.
 TRIAL_TOPOLOGIES: Mapping[str, tuple[str, Mapping[str, Value]]] = {"chain": ("tree", {"fanout": 1})}
 TRIAL_ITEM_BYTES = 4
@@ -71,7 +71,7 @@ def slowdown_trial_kinds() -> tuple[str, ...]:
 
 def in_buckets(elements: int) -> tuple[int, ...]:
     """The elements in DDP's buckets, of which the first closes at 1 MiB."""
-    first = DDP_FIRST_BUCKET_BYTES // TRIAL_ITEM_BYTES
+    first = DDP_FIRST_BUCKET.nbytes // TRIAL_ITEM_BYTES
     return (elements,) if elements <= first else (first, elements - first)
 
 

@@ -1,51 +1,40 @@
-"""The chains of each rank at a step: its buckets, when they are ready, their rounds, and the codec
-time before and after them.
+"""The chains of each rank at a step with what they cost: when their buckets are ready, and the
+codec time before and after their rounds.
 
-They follow the engine: uncompressed rounds are submitted one by one, a compressed bucket is one
-chain (encode, exchange, exchange again, decode). The backend has buckets of its own: the first
-closes at 1 MiB unless the plan sets the bucket size.
+The backend has buckets of its own: the first closes at 1 MiB unless the plan sets the bucket size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 
 from thalweg.catalog import Catalog
 from thalweg.facts import Bucket, CodecCost, FittedValue, Machine, Size, Workload
 from thalweg.plan import Choice, Plan, PlanText, Settings
 from thalweg.schedules import Group
 from thalweg.steps import (
-    ALL_GATHER,
-    ALL_TO_ALL,
-    RACK_SUM_PAYLOAD,
-    RESULT_PAYLOAD,
-    Round,
-    compile_rounds,
+    DDP_FIRST_BUCKET,
+    Chain,
+    Stage,
+    Work,
+    compile_buckets,
     cycle,
     warm_up,
 )
 
-BACKEND_FIRST_BUCKET_SIZE = Size.parse("1MiB")
-
 
 @dataclass(frozen=True, slots=True)
-class Stage:
-    """Concurrent rounds after `codec` seconds of encoding or decoding."""
+class PricedChain:
+    """A chain of one rank. Of a payload that takes two shots, `decode` covers both."""
 
-    codec: float
-    rounds: tuple[Round, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Chain:
-    """The communication stages of one bucket on one rank."""
-
+    chain: Chain
     ready: float  # seconds since backward began
-    stages: tuple[Stage, ...]
+    encode: float  # seconds
     decode: float  # seconds
-    delay: int  # steps until the result is needed
+
+    def codec_seconds(self, stage: Stage) -> float:
+        """The codec's seconds before the rounds of this stage."""
+        return {Work.ENCODE: self.encode, Work.DECODE: self.decode}.get(stage.work, 0.0)
 
 
 class StepChains:
@@ -58,68 +47,38 @@ class StepChains:
         self._group = group
         self._catalog = catalog
         self._cost, _ = codec_cost(plan.precision, machine)
-        compressor = catalog.compressors[plan.precision.name] if plan.precision else None
-        self._always_gathers = compressor is not None and not compressor.elementwise
-        self._workload = workload
+        self._compressor = catalog.compressors[plan.precision.name] if plan.precision else None
         self.buckets = _buckets(plan, workload, catalog)
-        self._cached: dict[int, dict[int, tuple[Chain, ...]]] = {}
+        self._cached: dict[int, dict[int, tuple[PricedChain, ...]]] = {}
 
-    def at(self, step: int) -> dict[int, tuple[Chain, ...]]:
+    def at(self, step: int) -> dict[int, tuple[PricedChain, ...]]:
         """The chains of every rank in order of submission, after the compressor's warm-up."""
         phase = step % self.cycle
         if phase not in self._cached:
             warm = -(-warm_up(self.plan) // self.cycle) * self.cycle
-            rounds = list(self._rounds(warm + phase))
-            self._cached[phase] = {rank: tuple(self._chains(rounds, rank)) for rank in self.ranks}
+            compiled = compile_buckets(
+                self.plan, self._group, self.buckets, warm + phase, self._catalog
+            )
+            self._cached[phase] = {
+                rank: tuple(map(self._priced, compiled.of(rank))) for rank in self.ranks
+            }
         return self._cached[phase]
 
-    def _rounds(self, step: int) -> Iterator[Round]:
-        """The rounds of the plan's buckets, or of the backend's own."""
-        if not self._catalog.is_native(self.plan):
-            yield from compile_rounds(self.plan, self._group, self._workload, step, self._catalog)
-            return
-        for bucket in self.buckets:
-            alone = replace(self._workload, tensors=tuple(reversed(bucket.tensors)))
-            whole = replace(self.plan, settings=Settings(bucket=Size(alone.nbytes + 1)))
-            for round_ in compile_rounds(whole, self._group, alone, step, self._catalog):
-                yield replace(round_, number=bucket.index, bucket=bucket.index)
-
-    def _chains(self, rounds: Iterable[Round], rank: int) -> Iterator[Chain]:
-        own = [r for r in rounds if rank in r.group.ranks]
-        for index, of_bucket in groupby(own, key=lambda r: r.bucket):
-            bucket, chain = self.buckets[index], list(of_bucket)
-            inside_racks = (RACK_SUM_PAYLOAD, RESULT_PAYLOAD)
-            if any(r.codec is not None or r.payload.name in inside_racks for r in chain):
-                yield self._compressed(bucket, chain)
-            else:
-                for r in chain:
-                    yield Chain(bucket.ready_seconds, (Stage(0.0, (r,)),), 0.0, r.delay)
-
-    def _compressed(self, bucket: Bucket, rounds: Sequence[Round]) -> Chain:
-        compressed = [r for r in rounds if r.codec is not None]
-        inside = [r for r in rounds if r.payload.name == RACK_SUM_PAYLOAD]
-        back = [r for r in rounds if r.payload.name == RESULT_PAYLOAD]
-        beside = [r for r in rounds if r not in compressed and r not in inside and r not in back]
-        encode, decode = self._codec_seconds(bucket, compressed)
-        planned = (
-            (0.0, inside),
-            (encode, [*compressed[:1], *beside]),
-            *((0.0, [round_]) for round_ in compressed[1:]),
-            (decode, back),
-        )
-        stages = tuple(Stage(codec, tuple(together)) for codec, together in planned if together)
-        return Chain(bucket.ready_seconds, stages, 0.0 if back else decode, rounds[0].delay)
-
-    def _codec_seconds(self, bucket: Bucket, compressed: Sequence[Round]) -> tuple[float, float]:
-        if not compressed:
-            return 0.0, 0.0
-        cost, elements, first = self._cost, bucket.elements, compressed[0]
+    def _priced(self, chain: Chain) -> PricedChain:
+        bucket, encoded, cost = self.buckets[chain.bucket], chain.encoded, self._cost
+        if not encoded or self._compressor is None:
+            return PricedChain(chain, bucket.ready_seconds, 0.0, 0.0)
         decode = cost.decode.value
-        if first.schedule.name == ALL_TO_ALL:
-            decode = cost.decoding_shards
-        elif first.schedule.name == ALL_GATHER:
-            decode = cost.decoding(first.group.size, always=self._always_gathers)
-        return cost.bucket.value + cost.encode.value * elements, decode * elements
+        if not self._compressor.summable:
+            always = not self._compressor.elementwise
+            gathered = cost.decoding(encoded[0].group.size, always=always)
+            decode = cost.decoding_shards if len(encoded) > 1 else gathered
+        return PricedChain(
+            chain,
+            bucket.ready_seconds,
+            cost.bucket.value + cost.encode.value * bucket.elements,
+            decode * bucket.elements,
+        )
 
 
 def codec_cost(precision: Choice | None, machine: Machine) -> tuple[CodecCost, list[str]]:
@@ -148,7 +107,7 @@ def _buckets(plan: Plan, workload: Workload, catalog: Catalog) -> tuple[Bucket, 
     limit = plan.settings.bucket
     if not catalog.is_native(plan) or limit != Settings().bucket:
         return workload.buckets(limit)
-    first = workload.buckets(BACKEND_FIRST_BUCKET_SIZE)[0]
+    first = workload.buckets(DDP_FIRST_BUCKET)[0]
     others = tuple(tensor for tensor in workload.tensors if tensor not in first.tensors)
     if not others:
         return (first,)

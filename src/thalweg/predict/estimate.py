@@ -1,4 +1,5 @@
-"""The results of predictions and of the advisor: step times, their breakdown, and ranked plans."""
+"""The results of predictions and of the advisor: step times, their breakdown, ranked plans, and
+predictions beside measurements."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from thalweg.declarations import Promise
-from thalweg.facts import Cluster, Machine, Workload
+from thalweg.facts import Situation, about
 from thalweg.plan import Plan
 
 
@@ -30,8 +31,7 @@ class Estimate:
     """The predicted mean step time of one plan in seconds, and its 80 % prediction interval. `form`
     is how it was computed: by simulation (`replay`) or in closed form."""
 
-    sync: str
-    workers: int
+    plan: Plan
     parts: Breakdown
     low: float
     high: float
@@ -45,12 +45,38 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The predicted step time of a plan in seconds with its 80 % interval, and the measured step
+    time, None until it is known."""
+
+    sync: str
+    predicted: float
+    low: float
+    high: float
+    measured: float | None = None
+
+    @property
+    def error(self) -> float:
+        """The error of the prediction, relative to the measurement; 0 until there is one."""
+        return self.predicted / self.measured - 1 if self.measured else 0.0
+
+    @property
+    def covered(self) -> bool:
+        """True if the measured step time is in the interval."""
+        return self.measured is not None and self.low <= self.measured <= self.high
+
+    def __str__(self) -> str:
+        text = f"{self.sync}: predicted {about(self.predicted, 's')}"
+        text += f" ({about(self.low, 's')} to {about(self.high, 's')})"
+        return text if self.measured is None else f"{text}, measured {about(self.measured, 's')}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankedPlan:
     """A plan in the ranking. `steps` is the number of steps that it needs per step of `ddp`, None
     if not measured; plans are ranked by `steps` times seconds, those with unreliable `steps`
     last."""
 
-    plan: Plan
     estimate: Estimate
     vs_ddp: float  # speed-up per step: above 1 is faster
     promise: Promise
@@ -58,6 +84,11 @@ class RankedPlan:
     reliable: bool = True  # True if `steps` holds in a long run too
     survives: str
     why: str
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the estimate."""
+        return self.estimate.plan
 
     @property
     def gain(self) -> float:
@@ -88,9 +119,7 @@ class Advice:
     """The result of `advise`. `ranking` has the best plan first and always includes `ddp`;
     `left_out` has the reasons for plans that weren't ranked."""
 
-    cluster: Cluster
-    workload: Workload
-    machine: Machine
+    situation: Situation
     allow: Promise
     ranking: tuple[RankedPlan, ...]
     verdict: str  # one sentence: the plan to use

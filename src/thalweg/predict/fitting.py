@@ -18,10 +18,10 @@ unknown. The median of the repetitions counts, which ignores disturbed ones.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
 
-from thalweg.facts import Cluster, Duration, FittedValue, Machine, TransportCosts
+from thalweg.facts import Cluster, Duration, FittedValue, Machine, Situation, TransportCosts
 from thalweg.facts.units import MAD_TO_DEVIATION
 from thalweg.predict.calibration_trials import (
     MAX_SMALL_TRIAL_BYTES,
@@ -38,24 +38,18 @@ MAX_ROOT_SEARCH_STEPS = 20
 MIN_BANDWIDTH_SHARE_FRACTION, MAX_BANDWIDTH_SHARE_FRACTION = 0.02, 1.1
 # A long ring with a lower rate has overflowing queues, which a short one hasn't.
 MIN_STEADY_RATE_FRACTION = 0.95
+FREE_BACKEND_ASSUMPTION = "a backend that costs nothing"  # as it has no trial
 Shares = tuple[tuple[int, FittedValue], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class FittedCosts:
-    """The cluster with the latency that messages have in use, and their costs there."""
-
-    cluster: Cluster
-    machine: Machine
-
-
-def fit(cluster: Cluster, trials: Sequence[NetworkTrial]) -> FittedCosts:
-    """The costs that explain the trials, whose schedules were built for `cluster`. Costs without a
-    trial are 0, and listed as assumed."""
+def fit(situation: Situation, trials: Sequence[NetworkTrial]) -> Situation:
+    """The situation with the latency and the costs that explain the trials, whose schedules were
+    built for its cluster. Costs without a trial are 0, and listed as assumed."""
+    cluster = situation.cluster
     ours = _Fit(cluster, [trial for trial in trials if trial.kind != "native"])
     native = _Fit(cluster, [trial for trial in trials if trial.kind == "native"])
     kinds = {trial.kind for trial in trials}
-    missing = {"chain": "messages that cost nothing", "native": "a backend that costs nothing"}
+    missing = {"chain": "messages that cost nothing", "native": FREE_BACKEND_ASSUMPTION}
     message = ours.hop()
     costs = ours.byte(TransportCosts(message=message))
     ours.burst = native.burst = ours.burst_of(costs)
@@ -67,7 +61,7 @@ def fit(cluster: Cluster, trials: Sequence[NetworkTrial]) -> FittedCosts:
         assumed=tuple(text for kind, text in missing.items() if kind not in kinds),
     )
     latency = Duration(round(ours.latency, LATENCY_DIGITS))
-    return FittedCosts(replace(cluster, latency=latency), machine)
+    return replace(situation, cluster=replace(cluster, latency=latency), machine=machine)
 
 
 class _Fit:

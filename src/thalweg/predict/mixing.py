@@ -64,7 +64,7 @@ from thalweg.errors import PlanError
 from thalweg.facts import Link, Size, Workload
 from thalweg.plan import Plan
 from thalweg.schedules import Group, Schedule, connected, traffic
-from thalweg.steps import PART_PAYLOAD, Round, compile_rounds, cycle
+from thalweg.steps import Chain, compile_step, cycle
 
 Matrix = NDArray[np.float64]
 MAX_MIXING_STEPS = 4096  # of a longer period
@@ -151,8 +151,8 @@ def mixing_of(plan: Plan, group: Group, catalog: Catalog) -> Mixing:
     places = {rank: place for place, rank in enumerate(sorted(group.ranks))}
     steps = []
     for step in range(min(period, MAX_MIXING_STEPS)):
-        rounds = compile_rounds(plain, group, ONE_VALUE_WORKLOAD, step, catalog)
-        steps.append(tuple(_blocks(rounds, places)))
+        compiled = compile_step(plain, group, ONE_VALUE_WORKLOAD, step, catalog)
+        steps.append(tuple(_blocks(compiled.chains, places)))
     if period == len(steps):  # rings alternate their direction, which mixes the same
         period = _repeats(steps)
     return Mixing(group.size, period, tuple(steps[:period]))
@@ -165,15 +165,17 @@ def _repeats(steps: list[tuple[MixingBlock, ...]]) -> int:
     return next((n for n in lengths if seen == seen[:n] * (len(seen) // n)), len(steps))
 
 
-def _blocks(rounds: Iterable[Round], places: dict[int, int]) -> Iterator[MixingBlock]:
-    """The blocks of a step's rounds; the parts that racks exchange make one average of all."""
+def _blocks(chains: Iterable[Chain], places: dict[int, int]) -> Iterator[MixingBlock]:
+    """The blocks of a step; the parts that racks exchange make one average of all."""
     across = None
-    for round_ in rounds:
-        if round_.payload.name == PART_PAYLOAD:
-            across = round_
-        elif round_.group.size > 1:
-            members = np.array([places[rank] for rank in round_.schedule.ranks])
-            yield MixingBlock(members, _weights(round_.schedule), round_.lasts, round_.delay)
+    for one in chains:
+        if one.span is not None:
+            across = one
+            continue
+        for round_ in one.rounds:
+            if round_.group.size > 1:
+                members = np.array([places[rank] for rank in round_.schedule.ranks])
+                yield MixingBlock(members, _weights(round_.schedule), one.lasts, one.delay)
     if across is not None:
         size = len(places)
         yield MixingBlock(np.arange(size), np.full((size, size), 1 / size), delay=across.delay)
@@ -329,7 +331,7 @@ def uplink_traffic(plan: Plan, group: Group, catalog: Catalog, period: int) -> f
     steps = min(period, MAX_UPLINK_TRAFFIC_STEPS)
     leaving: Counter[Link] = Counter()
     for step in range(steps):
-        for round_ in compile_rounds(plan, group, UPLINK_TRAFFIC_WORKLOAD, step, catalog):
+        for round_ in compile_step(plan, group, UPLINK_TRAFFIC_WORKLOAD, step, catalog).rounds:
             leaving.update(traffic(round_.schedule, group.cluster).links)
     uplinks = [n for link, n in leaving.items() if (link.kind, link.direction) == ("uplink", "out")]
     return max(uplinks, default=0) / steps / UPLINK_TRAFFIC_WORKLOAD.nbytes

@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import groupby
 
 from thalweg.declarations import listed
 from thalweg.errors import PlanError
-from thalweg.facts import Link, Size
+from thalweg.facts import Link, Situation, Size
+from thalweg.plan import Plan
 from thalweg.predict.closed_form.exchange import synchronisation_seconds
 from thalweg.predict.estimate import Estimate
 from thalweg.predict.flow_simulator import simulate
@@ -20,7 +20,7 @@ from thalweg.predict.step_simulator import SIMULATED_WARMUP_STEPS, BucketTimes, 
 from thalweg.predict.straggler_recurrence import loads
 from thalweg.redundancy import allocation_of, is_compensated, is_relayed
 from thalweg.schedules import traffic
-from thalweg.steps import compile_rounds
+from thalweg.steps import compile_step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +56,9 @@ class PlanDetail:
     alone: IsolatedExchange | None = None
 
 
-def plan_detail(given: PredictionInput) -> PlanDetail:
+def plan_detail(plan: Plan | str, situation: Situation) -> PlanDetail:
     """The estimate of `predict` with its details."""
+    given = PredictionInput(plan, situation)
     estimate, form, shares = given.estimate(), None, None
     if given.group.size > 1:
         with suppress(PlanError):  # of plans that wait for a quorum, or for nobody
@@ -65,8 +66,8 @@ def plan_detail(given: PredictionInput) -> PlanDetail:
     no_rounds = is_compensated(given.plan) or given.plan.cadence.staleness is not None
     if given.group.size == 1 or given.is_large or no_rounds:
         return PlanDetail(estimate=estimate, form=form)
-    if is_relayed(given.plan, given.catalog):
-        allocation = allocation_of(given.plan, given.group, given.catalog)
+    if is_relayed(given.plan):
+        allocation = allocation_of(given.plan, given.group)
         shares = loads(allocation, given.group.ranks)
     chains = given.chains()
     rank, passages = _slowest(given.simulated(chains, shares))
@@ -104,7 +105,8 @@ def _busy(given: PredictionInput, cycle: int, seconds: float) -> list[BusyLink]:
     """The links by utilization, averaged over the steps of a period or its first steps."""
     steps, total = min(cycle, MAX_SIMULATED_STEPS), Counter[Link]()
     for step in range(steps):
-        for round_ in compile_rounds(given.plan, given.group, given.workload, step, given.catalog):
+        compiled = compile_step(given.plan, given.group, given.workload, step)
+        for round_ in compiled.rounds:
             total.update(traffic(round_.schedule, given.cluster).links)
     rates = given.cluster.rates()
     found = [
@@ -128,18 +130,17 @@ def _alone(given: PredictionInput) -> IsolatedExchange | None:
     limit = Size(workload.nbytes + 1)
     plan = replace(given.plan, settings=replace(given.plan.settings, bucket=limit))
     step = given.plan.cadence.every - 1
-    rounds = compile_rounds(plan, given.group, workload, step, given.catalog)
-    if not rounds:
+    compiled = compile_step(plan, given.group, workload, step)
+    if not compiled.chains:
         return None
     seconds, names = 0.0, list[str]()
-    for _, numbered in groupby(rounds, key=lambda rank_round: rank_round.number):
-        concurrent = [rank_round.schedule for rank_round in numbered]
-        names.append(concurrent[0].name)
+    for _, concurrent in compiled.concurrent:
+        names.append(concurrent[0].schedule.name)
         seconds += max(
-            max(simulate(schedule, given.cluster, given.transport_costs).values())
-            for schedule in concurrent
+            max(simulate(round_.schedule, given.cluster, given.transport_costs).values())
+            for round_ in concurrent
         )
-    form = synchronisation_seconds(plan, given.group, workload, given.catalog)
+    form = synchronisation_seconds(plan, given.group, workload)
     return IsolatedExchange(
         what=listed(dict.fromkeys(names)), nbytes=workload.nbytes, seconds=seconds, form=form
     )

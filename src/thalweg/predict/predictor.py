@@ -1,4 +1,4 @@
-"""`predict()`: the step time of a plan, on a cluster, for a workload.
+"""`predict()`: the step time of a plan in a situation.
 
 A few steps are simulated, bucket by bucket, on the cluster's links (`step_simulator.py`): of a plan
 with changing groups a whole period, or its first steps. Straggler delays come on top: the expected
@@ -17,16 +17,9 @@ from math import hypot
 
 import numpy as np
 
-from thalweg.catalog import Catalog, default_catalog, parse_plan
+from thalweg.catalog import default_catalog, parse_plan
 from thalweg.errors import PlanError
-from thalweg.facts import (
-    Cluster,
-    Duration,
-    Machine,
-    StragglerDelay,
-    TransportCosts,
-    Workload,
-)
+from thalweg.facts import Duration, Situation, StragglerDelay, TransportCosts
 from thalweg.plan import Plan
 from thalweg.predict import straggler_recurrence as stragglers
 from thalweg.predict.closed_form.step import closed_form_breakdown
@@ -59,56 +52,33 @@ WAITING_ERROR_FRACTION = 0.15  # of the straggler wait
 ASSUMED_ERROR_FRACTION = 0.20  # of communication and codecs, if an input is assumed
 ASYNC_ERROR_FACTOR = 1.5  # of plans that don't wait for all workers
 BY_SIMULATION, BY_CLOSED_FORM = "replay", "closed form"
-FREE_MACHINE = Machine(assumed=("per-message overhead: 0 (not measured)",))
 
 
-def predict(
-    plan: Plan | str,
-    cluster: Cluster,
-    workload: Workload,
-    machine: Machine | None = None,
-    *,
-    declared: Cluster | None = None,
-    catalog: Catalog | None = None,
-    by_form: bool = False,
-) -> Estimate:
+def predict(plan: Plan | str, situation: Situation, *, by_form: bool = False) -> Estimate:
     """The predicted step time, with its 80 % interval and its breakdown.
 
-    machine   the costs of messages, bytes and codecs; 0 if None
-    declared  the cluster that the run lays its schedules out for, if that isn't the measured one
     by_form   use the closed form, however small the cluster; PlanError if the plan has none
     """
-    given = PredictionInput(plan, cluster, workload, machine, declared=declared, catalog=catalog)
-    return given.estimate(by_form)
+    return PredictionInput(plan, situation).estimate(by_form)
 
 
 class PredictionInput:
     """A plan, and all that its step time depends on, from the arguments of `predict`."""
 
-    def __init__(
-        self,
-        plan: Plan | str,
-        cluster: Cluster,
-        workload: Workload,
-        machine: Machine | None = None,
-        *,
-        declared: Cluster | None = None,
-        catalog: Catalog | None = None,
-    ) -> None:
-        self.catalog = catalog or default_catalog()
-        self.plan = parse_plan(plan, self.catalog) if isinstance(plan, str) else plan
+    def __init__(self, plan: Plan | str, situation: Situation) -> None:
+        self.plan = parse_plan(plan) if isinstance(plan, str) else plan
         if self.plan.topology.name == "auto":
             raise PlanError(
                 "auto has no step time before it has chosen", "name a plan, or use advise"
             )
-        self.group = Group.everybody(declared or cluster)
-        self.cluster = cluster
-        self.workload = travelling(self.plan, workload)
-        self.machine = machine or FREE_MACHINE
+        self.group = Group.everybody(situation.laid_out_for)
+        self.cluster = situation.cluster
+        self.workload = travelling(self.plan, situation.workload)
+        self.machine = situation.machine
 
     @property
     def transport_costs(self) -> TransportCosts:
-        native = self.catalog.is_native(self.plan)
+        native = default_catalog().is_native(self.plan)
         return self.machine.native if native else self.machine.ours
 
     @property
@@ -125,7 +95,9 @@ class PredictionInput:
         return shares * batch + costs.optimizer.seconds
 
     def chains(self, plan: Plan | None = None) -> StepChains:
-        return StepChains(plan or self.plan, self.group, self.workload, self.machine, self.catalog)
+        return StepChains(
+            plan or self.plan, self.group, self.workload, self.machine, default_catalog()
+        )
 
     def estimate(self, by_form: bool = False) -> Estimate:
         """The result of `predict`."""
@@ -149,11 +121,10 @@ class PredictionInput:
             codec_error * (parts.encode + parts.decode),
             WAITING_ERROR_FRACTION * parts.waiting,
         )
-        if waits_for_nobody(self.plan, self.catalog):
+        if waits_for_nobody(self.plan):
             deviation *= ASYNC_ERROR_FACTOR
         return Estimate(
-            sync=str(self.plan),
-            workers=self.group.size,
+            plan=self.plan,
             parts=parts,
             low=max(0.0, parts.seconds - DEVIATIONS_OF_80_PERCENT * deviation),
             high=parts.seconds + DEVIATIONS_OF_80_PERCENT * deviation,
@@ -167,12 +138,17 @@ class PredictionInput:
         if by_form or self.is_large:
             measured = Group(self.group.ranks, self.cluster)
             parts = closed_form_breakdown(
-                self.plan, measured, self.workload, self.transport_costs, self.machine, self.catalog
+                self.plan,
+                measured,
+                self.workload,
+                self.transport_costs,
+                self.machine,
+                default_catalog(),
             )
             return parts, BY_CLOSED_FORM
         if self.plan.cadence.staleness is not None:
             return self._asynchronous(self.plan.cadence.staleness), BY_SIMULATION
-        quorum = is_relayed(self.plan, self.catalog)
+        quorum = is_relayed(self.plan)
         return self._until_quorum() if quorum else self._until_all(), BY_SIMULATION
 
     def simulated(
@@ -229,7 +205,7 @@ class PredictionInput:
         """The delays of all ranks; of the straggler that the topology expects, the part in which
         the others have nothing to do."""
         late = {rank: self.cluster.host(rank).late for rank in self.group.ranks}
-        expected = self.catalog.topologies[self.plan.topology.name].straggler
+        expected = default_catalog().topologies[self.plan.topology.name].straggler
         if expected is not None:
             rank = expected(self.group, **self.plan.topology.arguments)
             seconds = late[rank].delay.seconds
@@ -243,13 +219,13 @@ class PredictionInput:
         ranks of a star."""
         ranks = self.group.ranks
         if is_compensated(self.plan):
-            star = parse_plan(f"umw @ bucket={self.plan.settings.bucket}", self.catalog)
+            star = parse_plan(f"umw @ bucket={self.plan.settings.bucket}")
             chains = self.chains(replace(star, precision=self.plan.precision))
             shares: Mapping[int, float] = dict.fromkeys(ranks, 1.0)
             quorum = stragglers.first_k_arrival(fastest(self.plan, len(ranks)))
         else:
             chains = self.chains()
-            allocation = allocation_of(self.plan, self.group, self.catalog)
+            allocation = allocation_of(self.plan, self.group)
             shares = stragglers.loads(allocation, ranks)
             quorum = stragglers.decodes(allocation, ranks)
         seconds = mean_step_seconds(self.simulated(chains, shares))
@@ -263,7 +239,7 @@ class PredictionInput:
         return replace(parts, waiting=max(0.0, late - seconds))
 
     def _asynchronous(self, staleness: int) -> Breakdown:
-        ranks, root = self.group.ranks, root_of(self.plan, self.group, self.catalog)
+        ranks, root = self.group.ranks, root_of(self.plan, self.group)
         assert root is not None
         delay, compute = stragglers.draw(self.cluster, ranks), self.compute()
         nbytes = float(self.workload.nbytes)
@@ -289,10 +265,11 @@ class PredictionInput:
         steps = min(chains.cycle, MAX_SIMULATED_STEPS)
         busiest = []
         for step in range(steps):
-            by_rank = (
-                (sum(s.codec for c in own for s in c.stages), sum(c.decode for c in own))
-                for own in chains.at(step).values()
-            )
+            by_rank = []
+            for own in chains.at(step).values():
+                work = [(p.codec_seconds(s), s.rounds) for p in own for s in p.chain.stages]
+                before = sum(seconds for seconds, rounds in work if rounds)
+                by_rank.append((before, sum(seconds for seconds, rounds in work if not rounds)))
             busiest.append(max(by_rank, key=sum))
         return sum(e / steps for e, _ in busiest), sum(d / steps for _, d in busiest)
 
@@ -307,11 +284,10 @@ def _group_exchanges(
     exchanges = []
     for step in range(SIMULATED_WARMUP_STEPS, steps):
         delays = {
-            round_.group.ranks: chain.delay
+            round_.group.ranks: priced.chain.delay
             for own in chains.at(step).values()
-            for chain in own
-            for stage in chain.stages
-            for round_ in stage.rounds
+            for priced in own
+            for round_ in priced.chain.rounds
         }
         exchanges.append(
             [

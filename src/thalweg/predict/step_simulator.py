@@ -20,7 +20,7 @@ from statistics import fmean
 from typing import TypeAlias
 
 from thalweg.facts import Cluster, Costs, Machine, TransportCosts
-from thalweg.predict.compiled_step import Chain, StepChains
+from thalweg.predict.compiled_step import PricedChain, StepChains
 from thalweg.predict.flow_simulator import FlowSimulator
 from thalweg.predict.schedule_run import ScheduleRun
 from thalweg.steps import MAX_CHAINS_IN_FLIGHT, Round
@@ -131,7 +131,7 @@ class _SimulatedRank:
         self._codec_seconds = 0.0  # by which codecs delay backward
         self._due: dict[BucketTimes, int] = {}  # buckets in flight, by the step that needs them
         self._continue: Callable[[], None] | None = None  # when all due results have arrived
-        self._queue: deque[tuple[Chain, BucketTimes]] = deque()
+        self._queue: deque[tuple[PricedChain, BucketTimes]] = deque()
         self._exchanging = 0
         self._engine_busy_until = 0.0
 
@@ -150,16 +150,15 @@ class _SimulatedRank:
                 yield from self._compute(forward + backward + optimizer)
                 self._end_compute()
                 yield self._wait_for_results
-                late = [chain for chain in chains if plan.cadence.two_levels and chain.delay]
-                self._submit([chain for chain in chains if chain not in late])
+                self._submit([priced for priced in chains if priced.chain.span is None])
                 yield self._wait_for_results
-                self._submit(late)
+                self._submit([priced for priced in chains if priced.chain.span is not None])
             else:
                 moment = 0.0
-                for chain in chains if not job.serial else ():
-                    before, moment = moment, forward + min(chain.ready * self._shares, backward)
+                for priced in chains if not job.serial else ():
+                    before, moment = moment, forward + min(priced.ready * self._shares, backward)
                     yield from self._compute(moment - before)
-                    self._submit([chain])
+                    self._submit([priced])
                 yield from self._compute(forward + backward - moment)
                 self._end_compute()
                 self._submit(chains if job.serial else ())
@@ -192,11 +191,11 @@ class _SimulatedRank:
             self._continue = None
             then()
 
-    def _submit(self, chains: Sequence[Chain]) -> None:
-        for chain in chains:
+    def _submit(self, chains: Sequence[PricedChain]) -> None:
+        for priced in chains:
             bucket = BucketTimes(self._step, self._flows.now)
-            self._due[bucket] = self._step + chain.delay
-            self._queue.append((chain, bucket))
+            self._due[bucket] = self._step + priced.chain.delay
+            self._queue.append((priced, bucket))
             self._begin_exchanges()
 
     def _begin_exchanges(self) -> None:
@@ -204,15 +203,14 @@ class _SimulatedRank:
             self._exchanging += 1
             _advance(self._exchange(*self._queue.popleft()))
 
-    def _exchange(self, chain: Chain, bucket: BucketTimes) -> Process:
+    def _exchange(self, priced: PricedChain, bucket: BucketTimes) -> Process:
         """The process of one chain on the engine."""
         bucket.began = self._flows.now
-        for stage in chain.stages:
-            if stage.codec:
-                yield partial(self._run_codec, stage.codec)
-            yield partial(self._join, bucket.step, stage.rounds)
-        if chain.decode:
-            yield partial(self._run_codec, chain.decode)
+        for stage in priced.chain.stages:
+            if seconds := priced.codec_seconds(stage):
+                yield partial(self._run_codec, seconds)
+            if stage.rounds:
+                yield partial(self._join, bucket.step, stage.rounds)
         bucket.ended = self._flows.now
         self._exchanging -= 1
         del self._due[bucket]

@@ -1,53 +1,67 @@
-"""What-if variants of a job: another network, other workers, faster compute, other stragglers."""
+"""What-if variants of a situation: another network, other workers, faster compute, stragglers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from math import isfinite
 
 from thalweg.errors import UsageError
-from thalweg.facts import Cluster, Costs, Duplex, Duration, Host, Rate, StragglerDelay, Workload
+from thalweg.facts import (
+    Cluster,
+    Costs,
+    Duration,
+    Host,
+    Rate,
+    Situation,
+    StragglerDelay,
+    Workload,
+)
 from thalweg.facts.cluster import MAX_WORKERS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WhatIf:
-    """The changes to a job. `bandwidth` is that of the slowest NIC, and scales all other links;
-    `compute` is the compute speed relative to now."""
+def suppose(
+    situation: Situation,
+    *,
+    bandwidth: Rate | None = None,
+    workers: int | None = None,
+    compute: float = 1.0,
+    late: StragglerDelay | None = None,
+) -> Situation:
+    """The situation with some facts changed. `bandwidth` is that of the slowest NIC, and scales all
+    other links; `compute` is the compute speed relative to now."""
 
-    bandwidth: Rate | None = None
-    workers: int | None = None
-    compute: float = 1.0
-    late: StragglerDelay | None = None
+    def changed(cluster: Cluster) -> Cluster:
+        if workers is not None:
+            cluster = with_workers(cluster, workers)
+        if bandwidth is not None:
+            cluster = scaled(cluster, bandwidth.bits_per_second / slowest_nic(cluster))
+        return cluster if late is None else cluster.with_hosts(lambda h: replace(h, late=late))
 
-    def cluster(self, cluster: Cluster) -> Cluster:
-        if self.workers is not None:
-            cluster = with_workers(cluster, self.workers)
-        if self.bandwidth is not None:
-            cluster = scaled(cluster, self.bandwidth.bits_per_second / slowest_nic(cluster))
-        if (late := self.late) is not None:
-            cluster = _with_hosts(cluster, lambda host: replace(host, late=late))
-        return cluster
+    return replace(
+        situation,
+        cluster=changed(situation.cluster),
+        workload=_with_speed(situation.workload, compute),
+        declared=None if situation.declared is None else changed(situation.declared),
+    )
 
-    def workload(self, workload: Workload) -> Workload:
-        if not isfinite(self.compute) or self.compute <= 0:
-            raise UsageError(
-                f"compute can't be {self.compute:g} times as fast", "give a number above 0"
-            )
-        if self.compute == 1:
-            return workload
 
-        def faster(duration: Duration) -> Duration:
-            return Duration(duration.seconds / self.compute)
+def _with_speed(workload: Workload, speed: float) -> Workload:
+    """The workload, computed this many times as fast."""
+    if not isfinite(speed) or speed <= 0:
+        raise UsageError(f"compute can't be {speed:g} times as fast", "give a number above 0")
+    if speed == 1:
+        return workload
 
-        costs = workload.costs
-        tensors = tuple(
-            replace(tensor, ready=None if tensor.ready is None else faster(tensor.ready))
-            for tensor in workload.tensors
-        )
-        less = Costs(**{each.name: faster(getattr(costs, each.name)) for each in fields(costs)})
-        return replace(workload, tensors=tensors, costs=less)
+    def faster(duration: Duration) -> Duration:
+        return Duration(duration.seconds / speed)
+
+    costs = workload.costs
+    tensors = tuple(
+        replace(tensor, ready=None if tensor.ready is None else faster(tensor.ready))
+        for tensor in workload.tensors
+    )
+    less = Costs(**{each.name: faster(getattr(costs, each.name)) for each in fields(costs)})
+    return replace(workload, tensors=tensors, costs=less)
 
 
 def slowest_nic(cluster: Cluster) -> float:
@@ -57,18 +71,8 @@ def slowest_nic(cluster: Cluster) -> float:
 
 def scaled(cluster: Cluster, factor: float) -> Cluster:
     """The cluster with the rates of all links multiplied by a factor."""
-
-    def times(link: Duplex) -> Duplex:
-        out, into = link.out.bits_per_second, link.into.bits_per_second
-        return Duplex(Rate(out * factor), Rate(into * factor))
-
-    racks = tuple(
-        replace(rack, uplink=None if rack.uplink is None else times(rack.uplink))
-        for rack in cluster.racks
-    )
-    return _with_hosts(
-        replace(cluster, racks=racks), lambda host: replace(host, nic=times(host.nic))
-    )
+    rates = cluster.rates().items()
+    return cluster.with_rates({link: Rate(rate.bits_per_second * factor) for link, rate in rates})
 
 
 def with_workers(cluster: Cluster, workers: int) -> Cluster:
@@ -91,8 +95,3 @@ def with_workers(cluster: Cluster, workers: int) -> Cluster:
             first, left = first + here, left - here
         made.append(replace(rack, hosts=tuple(hosts)))
     return replace(cluster, racks=tuple(made))
-
-
-def _with_hosts(cluster: Cluster, change: Callable[[Host], Host]) -> Cluster:
-    racks = (replace(rack, hosts=tuple(map(change, rack.hosts))) for rack in cluster.racks)
-    return replace(cluster, racks=tuple(racks))

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from itertools import combinations
@@ -24,8 +24,8 @@ from thalweg.errors import NotFitted, RunError
 from thalweg.facts import (
     Cluster,
     CodecCost,
-    Machine,
-    Tensor,
+    Situation,
+    Workload,
     format_cluster,
     format_machine,
     parse_cluster,
@@ -75,36 +75,25 @@ Run = Callable[[int], None]
 """Runs a trial this many times in a row."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CalibrationResult:
-    """The result of a calibration. `cluster` has the latency of messages in use; `surveyed` is the
-    cluster for which the trials' schedules were compiled."""
-
-    cluster: Cluster
-    machine: Machine
-    surveyed: Cluster
-    trials: tuple[NetworkTrial, ...]
-
-
 def calibrate(
     world: World,
     abort_flag: AbortFlag,
     engine: Engine,
     declared: Cluster | None,
+    workload: Workload,
     *,
-    tensors: Sequence[Tensor] = (),
     codecs: Sequence[Choice] = (),
     native: bool = False,
     name: str = "calibration",
     clock: RoundCounter | None = None,
     progress: Progress = lambda what, done, total: None,
-) -> CalibrationResult:
-    """Measure cluster and machine; all ranks call this together and get the same result.
+) -> Situation:
+    """Measure the situation of a workload; all ranks call this together and get the same result.
 
-    Nothing else may be sent meanwhile.
+    Nothing else may be sent meanwhile. The latency is that of messages in use.
 
     declared   the cluster whose racks are kept; if it is None, a whole probe finds them
-    codecs     compressors to time on such `tensors`
+    codecs     compressors to time on the workload's tensors
     native     time the backend's own all-reduce too, where Gloo connects
     name       a namespace of the store that nothing else uses: another one each time
     clock      numbers the rounds, on an engine that trains
@@ -121,14 +110,15 @@ def calibrate(
         collectives,
         surveyed,
         native=native,
-        typical=min(Settings().bucket.nbytes, sum(tensor.nbytes for tensor in tensors)) or None,
+        typical=min(Settings().bucket.nbytes, workload.nbytes) or None,
         progress=lambda done, total: progress("trials", done, total),
     )
     progress("compressors", 0, len(codecs))
-    costs = measure_codecs(collectives, codecs, tensors)
+    costs = measure_codecs(collectives, codecs, workload.tensors)
     progress("compressors", len(codecs), len(codecs))
+    situation = Situation(cluster=surveyed, workload=workload, declared=declared)
     if world.rank == PROBE_LEADER_RANK:  # so that all ranks have the same, to the last bit
-        namespace.put(FITTED_KEY, json.dumps(_fitted(surveyed, trials, costs)))
+        namespace.put(FITTED_KEY, json.dumps(_fitted(situation, trials, costs)))
     text = namespace.wait_for(FITTED_KEY, namespace.timeout, abort_flag)
     if text is None:
         waited = f"within {namespace.timeout:g} s"
@@ -138,16 +128,12 @@ def calibrate(
     found = json.loads(text)
     if "problem" in found:
         raise NotFitted(found["problem"], "measure again, when less else runs there")
-    return CalibrationResult(
-        cluster=parse_cluster(found["cluster"]),
-        machine=parse_machine(found["machine"]),
-        surveyed=surveyed,
-        trials=tuple(trials),
-    )
+    cluster, machine = parse_cluster(found["cluster"]), parse_machine(found["machine"])
+    return replace(situation, cluster=cluster, machine=machine)
 
 
 def _fitted(
-    surveyed: Cluster, trials: Sequence[NetworkTrial], codecs: Mapping[str, CodecCost]
+    surveyed: Situation, trials: Sequence[NetworkTrial], codecs: Mapping[str, CodecCost]
 ) -> dict[str, str]:
     """The fitted cluster and machine as files, or the problem, for the ranks that wait for it."""
     try:

@@ -7,13 +7,12 @@ An interval is a whisker; all whiskers of a table have one scale, drawn in the t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from xml.etree import ElementTree as ET
 
 from thalweg.declarations import Promise, listed
 from thalweg.facts import about, counted
-from thalweg.predict.estimate import Advice, Estimate, RankedPlan
+from thalweg.predict.estimate import Advice, Estimate, Outcome, RankedPlan
 from thalweg.report.bars import add_bar, add_legend, add_patterns, draw_bar, parts_text
 from thalweg.report.chart import Scale, scale_of
 from thalweg.report.cluster_svg import add_cluster, cluster_text
@@ -50,29 +49,10 @@ PARTS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredStepTime:
-    """The step time of a plan in a run, and its prediction."""
-
-    sync: str
-    seconds: float
-    predicted: float
-    low: float
-    high: float
-
-    @property
-    def error(self) -> float:
-        """The error of the prediction, relative to the measurement."""
-        return self.predicted / self.seconds - 1
-
-    @property
-    def inside(self) -> bool:
-        return self.low <= self.seconds <= self.high
-
-
-def advice_page(advice: Advice, measured: Sequence[MeasuredStepTime] = ()) -> str:
+def advice_page(advice: Advice, outcomes: Sequence[Outcome] = ()) -> str:
     """A complete HTML document without references to other files."""
-    title = f"Thalweg advice: {advice.workload.name} on {counted(advice.cluster.workers, 'worker')}"
+    cluster, workload = advice.situation.cluster, advice.situation.workload
+    title = f"Thalweg advice: {workload.name} on {counted(cluster.workers, 'worker')}"
     root, main = page(title)
     add_patterns(main)
     _add_head(main, advice)
@@ -82,9 +62,9 @@ def advice_page(advice: Advice, measured: Sequence[MeasuredStepTime] = ()) -> st
     if advice.sweep is not None and advice.sweep.seconds and len(advice.sweep.rates) > 1:
         lead = "The rates of all links multiplied by the same factor; lower is faster."
         add_sweep(section(main, "Time against bandwidth", lead), advice, advice.sweep)
-    add_cluster(section(main, "The cluster", f"{cluster_text(advice.cluster)}."), advice.cluster)
-    if measured:
-        _add_measured(main, measured)
+    add_cluster(section(main, "The cluster", f"{cluster_text(cluster)}."), cluster)
+    if outcomes:
+        _add_outcomes(main, outcomes)
     _add_assumed(main, advice)
     _add_not_ranked(main, advice)
     _add_use(main, str(advice.best.plan))
@@ -93,12 +73,13 @@ def advice_page(advice: Advice, measured: Sequence[MeasuredStepTime] = ()) -> st
 
 
 def _add_head(main: ET.Element, advice: Advice) -> None:
-    head = add(main, "header")
-    add(head, "h1", f"Plan advice for {advice.workload.name}")
-    size = about(advice.workload.nbytes, "B")
+    head, workload = add(main, "header"), advice.situation.workload
+    add(head, "h1", f"Plan advice for {workload.name}")
+    size = about(workload.nbytes, "B")
     promises = [promise.value for promise in Promise]
     allowed = listed(promises[: promises.index(advice.allow.value) + 1])
-    facts = f"{size} of gradients per step, {cluster_text(advice.cluster)}; allowed: {allowed}."
+    cluster = cluster_text(advice.situation.cluster)
+    facts = f"{size} of gradients per step, {cluster}; allowed: {allowed}."
     add(head, "p", facts, "facts")
     prose(head, advice.verdict, str(advice.best.plan), "verdict")
 
@@ -182,12 +163,12 @@ def _add_breakdown(main: ET.Element, ranking: Sequence[RankedPlan]) -> None:
     longest = max(estimate.seconds for estimate in estimates) or 1.0
     for estimate in estimates:
         row, label = add_bar(bars, estimate.seconds)
-        plan_text(label, estimate.sync)
+        plan_text(label, str(estimate.plan))
         parts = {name: float(getattr(estimate.parts, name)) for name in PARTS}
-        title = f"{estimate.sync}: {parts_text(parts)}"
+        title = f"{estimate.plan}: {parts_text(parts)}"
         draw_bar(row, title, {0: parts.items()}, longest, BAR)
     columns: dict[str, Callable[[Estimate], Cell]] = {
-        "plan": lambda estimate: plan_cell(estimate.sync),
+        "plan": lambda estimate: plan_cell(str(estimate.plan)),
         **{f">{name}": partial(_part, name) for name in PARTS},
         ">total": lambda estimate: about(estimate.seconds, "s"),
     }
@@ -199,42 +180,32 @@ def _part(name: str, estimate: Estimate) -> str:
     return about(value, "s") if value else "-"
 
 
-def _add_measured(main: ET.Element, measured: Sequence[MeasuredStepTime]) -> None:
-    inside = sum(step_time.inside for step_time in measured)
+def _add_outcomes(main: ET.Element, outcomes: Sequence[Outcome]) -> None:
+    covered = sum(outcome.covered for outcome in outcomes)
     lead = (
         "The dot with its whisker is the prediction, the diamond is the step time of a run: "
-        f"{inside} of {len(measured)} within their interval."
+        f"{covered} of {len(outcomes)} within their interval."
     )
     parent = section(main, "Predicted and measured step times", lead)
-    values = [
-        value
-        for step_time in measured
-        for value in (step_time.seconds, step_time.low, step_time.high)
-    ]
-    scale = whisker_scale(values)
-    columns: dict[str, Callable[[MeasuredStepTime], Cell]] = {
-        "plan": lambda step_time: plan_cell(step_time.sync),
-        ">predicted": lambda step_time: partial(
-            _fill_interval, step_time.predicted, step_time.low, step_time.high
+    scale = whisker_scale(
+        [value for each in outcomes for value in (each.measured or 0.0, each.low, each.high)]
+    )
+    columns: dict[str, Callable[[Outcome], Cell]] = {
+        "plan": lambda row: plan_cell(row.sync),
+        ">predicted": lambda row: partial(_fill_interval, row.predicted, row.low, row.high),
+        "": lambda row: partial(
+            _fill_whisker, scale, row.predicted, row.low, row.high, row.measured
         ),
-        "": lambda step_time: partial(
-            _fill_whisker,
-            scale,
-            step_time.predicted,
-            step_time.low,
-            step_time.high,
-            step_time.seconds,
-        ),
-        ">measured": lambda step_time: about(step_time.seconds, "s"),
-        ">prediction error": lambda step_time: f"{step_time.error:+.0%}",
-        "within the interval": lambda step_time: "yes" if step_time.inside else "no",
+        ">measured": lambda row: about(row.measured or 0.0, "s"),
+        ">prediction error": lambda row: f"{row.error:+.0%}",
+        "within the interval": lambda row: "yes" if row.covered else "no",
     }
-    headings, _ = table(parent, "Predicted and measured step times", measured, columns)
+    headings, _ = table(parent, "Predicted and measured step times", outcomes, columns)
     draw_ruler(headings[2], scale)
 
 
 def _add_assumed(main: ET.Element, advice: Advice) -> None:
-    whole = [*advice.assumed, *advice.cluster.assumed, *advice.machine.assumed]
+    whole = [*advice.assumed, *advice.situation.assumed]
     texts = dict.fromkeys([*whole, *advice.best.estimate.assumed])
     parent = section(main, "Assumptions")
     if texts:
@@ -256,7 +227,7 @@ def _add_not_ranked(main: ET.Element, advice: Advice) -> None:
 
 def _add_use(main: ET.Element, sync: str) -> None:
     parent = section(main, "Use it")
-    code = add(add(parent, "pre"), "code", 'run = thalweg.attach(model, optimizer, sync="')
+    code = add(add(parent, "pre"), "code", 'run = thalweg.attach(model, optimizer, plan="')
     add(code, "span", sync, "plan").tail = '")'
 
 

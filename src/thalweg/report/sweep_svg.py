@@ -52,7 +52,7 @@ def add_sweep(parent: ET.Element, advice: Advice, sweep: Sweep) -> None:
         marks=marks,
         size=(736, 380),
         logarithmic=True,
-        now=slowest_nic(advice.cluster),
+        now=slowest_nic(advice.situation.cluster),
     )
     add_chart(add(figure, "div"), chart)
     beside = add(figure, "div")

@@ -27,13 +27,7 @@ from thalweg.bench.compress_costs import PayloadPattern, method_of, pays_row
 from thalweg.facts import CodecCost, Machine, Size, Tensor, Workload
 from thalweg.predict.assumptions import assumed_machine, workload_of
 from thalweg.predict.closed_form import ddp_step
-from thalweg.predict.closed_form.ddp_step import (
-    AlphaBetaNetwork,
-    CodecTimes,
-    CompressedStep,
-    SentPayload,
-    UncompressedStep,
-)
+from thalweg.predict.closed_form.ddp_step import AlphaBetaNetwork, DdpStep, SentPayload
 
 STUDY_BUCKET_SIZE = Size.parse("25MiB")
 STUDY_MESSAGE_SECONDS = 15e-6  # TCP in a data centre
@@ -141,39 +135,36 @@ def run_compression_study(
     )
 
 
-def dense_step(workload: Workload, workers: int) -> UncompressedStep:
-    return UncompressedStep(
-        compute=workload.costs.backward.seconds,
-        buckets=[bucket.nbytes for bucket in workload.buckets(STUDY_BUCKET_SIZE)],
-        workers=workers,
-    )
+def dense_step(workload: Workload, workers: int) -> DdpStep:
+    buckets = [bucket.nbytes for bucket in workload.buckets(STUDY_BUCKET_SIZE)]
+    return DdpStep.uncompressed(workload.costs.backward.seconds, buckets, workers)
 
 
-def compressed_step(
-    constants: Constants, method: str, workload: Workload, workers: int
-) -> CompressedStep:
+def compressed_step(constants: Constants, method: str, workload: Workload, workers: int) -> DdpStep:
     pattern = method_of(method).exchange(workers)
-    shards = pattern is PayloadPattern.TWO_SHOT and constants.two_shot
-    gathers = pattern is not PayloadPattern.SUM and not shards
-    collective = ddp_step.all_gather if gathers else ddp_step.ring
-    return CompressedStep(
-        compute=workload.costs.backward.seconds,
-        codec=_codec(constants.machine.codecs[method], workload, all_payloads=gathers),
-        payloads=[
-            SentPayload(nbytes, ddp_step.ring if exact else collective)
+    if pattern is PayloadPattern.TWO_SHOT and not constants.two_shot:
+        pattern = PayloadPattern.ALL_GATHER
+    gathers = pattern is PayloadPattern.ALL_GATHER
+    return DdpStep(
+        backward=workload.costs.backward.seconds,
+        codec=_codec_seconds(
+            constants.machine.codecs[method], workload, gathered=workers if gathers else 0
+        ),
+        exposed=[
+            SentPayload(nbytes) if exact else pattern.sent(nbytes)
             for nbytes, exact in _payloads(method, workload.tensors)
         ],
         workers=workers,
     )
 
 
-def _codec(cost: CodecCost, workload: Workload, *, all_payloads: bool) -> CodecTimes:
-    """The codec times; a rank that reduces a shard decodes a p-th of every payload, and then the
-    sums of all shards."""
+def _codec_seconds(cost: CodecCost, workload: Workload, *, gathered: int) -> float:
+    """The seconds of T_ed with this many gathered payloads, each of which every rank decodes. If
+    there are none, a rank decodes a p-th of every payload, and then the sums of all shards."""
     elements = sum(tensor.elements for tensor in workload.tensors)
-    decode = cost.decode.value if all_payloads else cost.decoding_shards
+    decode = cost.decode.value if gathered else cost.decoding_shards
     own = cost.bucket.value + (cost.encode.value + decode) * elements
-    return CodecTimes(own=own, gathered=cost.gathered.value * elements if all_payloads else 0.0)
+    return own + cost.gathered.value * elements * gathered
 
 
 @lru_cache(maxsize=256)  # the same for every batch, and any number of workers

@@ -33,21 +33,23 @@ from thalweg.training.consistency_check import agree, compare, description, host
 from thalweg.training.data.loader import RankLoader
 from thalweg.training.data.position import DataPosition
 from thalweg.training.data.sampler import BatchSampler
+from thalweg.training.events import Events, RunEvent
 from thalweg.training.lifecycle import RankSession
 from thalweg.training.recovery import Recovery
 from thalweg.training.run import Run
 from thalweg.training.shutdown import Shutdown, errors_in_one_line, show_log_lines
 from thalweg.training.snapshot import Stateful
-from thalweg.transports import Transport
+from thalweg.transports.wrapping import wrapped
 
+OPTIMIZER_NAMESPACE = "optimizer"  # in the store: the check of one that is set after attach()
 log = logging.getLogger("thalweg")
 
 
 def attach(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer | None = None,
     *,
-    sync: str | Plan = "ring",
+    plan: str | Plan | None = None,
     data: Dataset[Any] | None = None,
     batch: int | None = None,
     state: Sequence[Stateful] = (),
@@ -58,11 +60,16 @@ def attach(
     timeout: str | float = "10min",
     records: str | Path | None = None,
     nonfinite: str = "raise",
-    wrap: Callable[[Transport], Transport] = lambda transport: transport,
+    on_event: Callable[[RunEvent], object] | None = None,
+    sync: str | Plan | None = None,
 ) -> Run:
-    """Synchronise the training of this model with all other workers under the plan `sync`. With
-    "auto", or "auto(allow=lossy)", the fastest plan here is measured and chosen.
+    """Synchronise the training of this model with all other workers.
 
+    optimizer    one for parameters of the model. Without it nothing is synchronised until the
+                 script sets `run.optimizer`, on every rank and before the first step
+    plan         the plan. By default "auto(allow=exact)": the fastest exact plan here is measured
+                 and chosen while training; "auto(allow=lossy)" considers more. For a
+                 DistributedDataParallel object, which can't change its plan, the default is "ddp"
     data, batch  the samples, and the size of the global batch, over all workers; `run.batches`
                  then yields this worker's slice. Without them, use your own loader.
     state        objects with `state_dict` and `load_state_dict` that go into checkpoints
@@ -78,7 +85,11 @@ def attach(
     nonfinite    the treatment of a step whose gradients have inf or nan in them: "raise" an error
                  that names parameter, rank and step, or "skip" it, as a GradScaler expects: on all
                  ranks, or on this one alone if the plan averages parameters
-    wrap         wraps the transport: with a recorder, or with faults for tests
+    on_event     called with each event of `run.events`, in the training thread: at the next safe
+                 point, between two steps, or at the end of the run. Events differ between ranks, so
+                 it must not call anything that all ranks take part in. An error in it is raised
+                 where the script trains
+    sync         another name of `plan`
 
     Parameters and buffers start as rank 0's. Raises Mismatch on all ranks if plan, model,
     optimizer or data differ between them.
@@ -90,7 +101,7 @@ def attach(
     abort_flag = world.abort_flag()
     shutdown = Shutdown(world, abort_flag)
     with shutdown.publishing_errors():
-        plan = sync if isinstance(sync, Plan) else parse_plan(sync)
+        requested = _requested(plan, sync, model)
         places: dict[str, str] = {}  # the ranks' hosts by store key, if there is no cluster file
 
         def hosts() -> list[str]:
@@ -99,15 +110,17 @@ def attach(
             return host_names(places.values())
 
         group = Group.everybody(find_cluster(cluster, world.size, os.environ, hosts))
-        refuse_what_cannot_run(plan_at_first(plan), group, has_data=data is not None)
-        if is_auto(plan) and isinstance(model, nn.parallel.DistributedDataParallel):
+        refuse_what_cannot_run(plan_at_first(requested), group, has_data=data is not None)
+        if is_auto(requested) and isinstance(model, nn.parallel.DistributedDataParallel):
             raise PlanError(
-                f"a DDP object can't change its plan, and {plan} does",
+                f"a DDP object can't change its plan, and {requested} does",
                 "attach the model without DDP, or name a plan",
             )
-        optimizer = _of_torch(optimizer)
-        _refuse_what_does_not_fit(nonfinite, plan, model, optimizer)
-        rank_loader = _make_loader(plan, group, world, data, batch, seed, loader or {})
+        _refuse_what_does_not_fit(nonfinite, requested, model)
+        if optimizer is not None:
+            optimizer = _suiting(optimizer, nonfinite, model)
+        rank_loader = _make_loader(requested, group, world, data, batch, seed, loader or {})
+        averages = requested.averages_parameters or is_auto(requested)
         settings = {
             "batch": batch,
             "samples": rank_loader and rank_loader.sampler.samples,
@@ -116,14 +129,14 @@ def attach(
             "resume": "given" if resume else "absent",
             "nonfinite": nonfinite,
             "racks": group.racks,
-            "kept apart": str(group.contended) if plan.averages_parameters or is_auto(plan) else "",
+            "kept apart": str(group.contended) if averages else "",
             # schedules depend on rates and names
             "cluster": blake2b(format_cluster(group.cluster).encode(), digest_size=4).hexdigest(),
-            "packages of the plan": default_catalog().packages(plan),
+            "packages of the plan": default_catalog().packages(requested),
             "THALWEG_ENCRYPTION": world.security.mode,
             "THALWEG_SECRET": world.security.fingerprint,
         }
-        own = description(str(plan), model, optimizer, settings)
+        own = description(str(requested), model, optimizer, settings)
         if _may_change(world, model):
             members = Membership(world.store, world.rank, world.size, seconds)
             members.triggers_rendezvous = lambda rank: False  # until all ranks have begun
@@ -132,50 +145,79 @@ def attach(
         returns = world.restarted and world.membership is not None
         if returns:
             shutdown.is_spare = True  # the others continue without this rank
-            reference = compare(world, abort_flag, own, seconds)
-        else:
-            reference = agree(world, abort_flag, own, seconds)
+        check = compare if returns else agree
+        reference = check(world, abort_flag, own, seconds)
         for finding in preflight(world):
             log.warning(finding.line)
-        if world.rank == 0 and world.security.encrypted and not _is_protected(plan):
+        if world.rank == 0 and world.security.encrypted and not _is_protected(requested):
             log.warning(
                 "%s sends over torch's own connections: unlike the other connections of this run "
                 "they are neither authenticated nor encrypted",
-                plan,
+                requested,
             )
-        engine = Engine(wrap(world.transport()), abort_flag, seconds, world.membership)
+        first_world, first_abort_flag = world, abort_flag
+        checkpoint = None if resume is None else Path(resume)
+        engine = Engine(wrapped(world.transport()), abort_flag, seconds, world.membership)
         try:
+            events = Events(on_event)
             session = RankSession(
+                world,
                 model=model,
                 optimizer=optimizer,
-                plan=plan_at_first(plan),
+                plan=plan_at_first(requested),
                 group=group,
                 engine=engine,
                 shutdown=shutdown,
                 data_position=DataPosition(rank_loader),
                 state=state,
+                notify=events.add,
             )
-            recovery = Recovery(session, world, {**reference, **places})
-            if returns:
-                world = recovery.find_epoch()
-                abort_flag = world.abort_flag()
-            session.set_members(world, abort_flag, recovery.recover_step)
+            recovery = Recovery(session, {**reference, **places})
+            session.world = recovery.find_world()
+            shutdown.abort_flag = session.world.abort_flag()
             named = records or os.environ.get(RECORDS_VARIABLE)
             folder = Path(named) if named else None
-            run = Run(session, recovery, plan, folder, skips=nonfinite == "skip")
-            run.start(None if resume is None else Path(resume), returns=returns)
+
+            def begin(given: Any) -> None:
+                """Begin with an optimizer that the script has made after `attach()`."""
+                with shutdown.publishing_errors():
+                    suiting = _suiting(given, nonfinite, model)
+                    place = first_world.namespace(OPTIMIZER_NAMESPACE)
+                    own = description(str(requested), model, suiting, settings)
+                    agreed = check(place, first_abort_flag, own, seconds)
+                    recovery.publish(
+                        {f"{OPTIMIZER_NAMESPACE}/{key}": text for key, text in agreed.items()}
+                    )
+                    session.optimizer = suiting
+                    run._start(checkpoint, returns=returns)
+
+            run = Run(
+                session, recovery, requested, folder, events, begin, skips=nonfinite == "skip"
+            )
+            if optimizer is not None:
+                run._start(checkpoint, returns=returns)
         except BaseException:
             engine.close()
             raise
     if world.rank == 0:
-        log.info("%s", _start_line(plan, group, world))
-        if remark := without_groups(plan_at_first(plan), group):
+        log.info("%s", _start_line(requested, group, world, named=plan or sync))
+        if remark := without_groups(plan_at_first(requested), group):
             log.warning("%s", remark)
-    atexit.register(run.close)  # others may still be reading this rank's last messages
+    atexit.register(run._close_at_exit)  # others may still be reading this rank's last messages
     return run
 
 
-def _start_line(plan: Plan, group: Group, world: World) -> str:
+def _requested(plan: str | Plan | None, sync: str | Plan | None, model: nn.Module) -> Plan:
+    """The plan that the script names, or the default for this model."""
+    if plan is not None and sync is not None:
+        raise UsageError("plan= and sync= are two names of one argument", "give plan= alone")
+    named = plan if plan is not None else sync
+    if named is None:
+        named = "ddp" if isinstance(model, nn.parallel.DistributedDataParallel) else "auto"
+    return named if isinstance(named, Plan) else parse_plan(named)
+
+
+def _start_line(plan: Plan, group: Group, world: World, named: str | Plan | None) -> str:
     """The line that is logged at the start: plan, workers, transport, and what happens if one
     dies."""
     if group.size == 1:
@@ -192,8 +234,13 @@ def _start_line(plan: Plan, group: Group, world: World) -> str:
     if world.membership is not None:
         promised = default_catalog().guarantee(plan).dead
         dead = "it depends on the chosen plan" if is_auto(plan) else promised
+    text = (
+        str(plan)
+        if named
+        else f"{plan} ({'' if is_auto(plan) else 'DDP object, and '}no plan is named)"
+    )
     return (
-        f"plan {plan}: {counted(group.size, 'worker')} on {counted(len(hosts), 'host')}, over "
+        f"plan {text}: {counted(group.size, 'worker')} on {counted(len(hosts), 'host')}, over "
         f"{carried}; if a worker dies: {dead}"
     )
 
@@ -217,14 +264,14 @@ def _of_torch(optimizer: Any) -> torch.optim.Optimizer:
     if not isinstance(wrapped, torch.optim.Optimizer) or not hasattr(wrapped, hooks):
         raise UsageError(
             f"{type(optimizer).__name__} is not a torch optimizer, and wraps none as .optimizer",
-            "give attach() the torch optimizer",
+            "give the torch optimizer",
         )
     return wrapped
 
 
-def _refuse_what_does_not_fit(
-    nonfinite: str, plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer
-) -> None:
+def _suiting(given: Any, nonfinite: str, model: nn.Module) -> torch.optim.Optimizer:
+    """The torch optimizer in the given one, which must suit the model."""
+    optimizer = _of_torch(given)
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if not held <= {id(parameter) for parameter in model.parameters()}:
         raise UsageError(
@@ -232,21 +279,23 @@ def _refuse_what_does_not_fit(
             "make it from model.parameters(), after the model is complete, or put the others into "
             "the model",
         )
-
-    if nonfinite not in ("raise", "skip"):
-        raise UsageError(f"nonfinite={nonfinite!r} is unknown", 'use "raise" or "skip"')
-    if nonfinite != "skip":
-        return
-    if isinstance(model, nn.parallel.DistributedDataParallel) and plan.precision is not None:
-        raise PlanError(
-            f"under a DDP object {plan} can't make the other ranks skip a step",
-            "attach the model without DDP",
-        )
     others = [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in held]
-    if others:
+    if nonfinite == "skip" and others:
         raise UsageError(
             f'nonfinite="skip" can\'t keep another optimizer from stepping {others[0]}',
             "give attach() one optimizer for all trained parameters, or leave nonfinite out",
+        )
+    return optimizer
+
+
+def _refuse_what_does_not_fit(nonfinite: str, plan: Plan, model: nn.Module) -> None:
+    if nonfinite not in ("raise", "skip"):
+        raise UsageError(f"nonfinite={nonfinite!r} is unknown", 'use "raise" or "skip"')
+    is_ddp = isinstance(model, nn.parallel.DistributedDataParallel)
+    if nonfinite == "skip" and is_ddp and plan.precision is not None:
+        raise PlanError(
+            f"under a DDP object {plan} can't make the other ranks skip a step",
+            "attach the model without DDP",
         )
 
 

@@ -3,11 +3,12 @@
     <directory>/step-00000020/      checkpoint.json  model.safetensors  optimizer.safetensors
                                     state.safetensors  ranks.safetensors
 
-`checkpoint.json` holds everything that isn't a tensor, and the length and SHA-256 of every file,
-itself included. A folder is written and synced under a hidden name, `.step-00000020@host@pid`, and
-then renamed; it loses its visible name before its files are removed. So a folder with a visible
-name is complete whenever the writer is killed, and a hidden one is a leftover once its writer is
-gone.
+It carries a snapshot; `state.safetensors` has the state= objects, and `ranks.safetensors` the own
+state of each rank. `checkpoint.json` holds everything that isn't a tensor, and the length and
+SHA-256 of every file, itself included. A folder is written and synced under a hidden name,
+`.step-00000020@host@pid`, and then renamed; it loses its visible name before its files are removed.
+So a folder with a visible name is complete whenever the writer is killed, and a hidden one is a
+leftover once its writer is gone.
 
 A step that exists already is replaced by way of `step-00000020.new`, which counts as newer: at each
 moment one of the two is complete.
@@ -23,7 +24,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
 from socket import gethostname
 from typing import Any
@@ -34,6 +35,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from thalweg.errors import CheckpointError
+from thalweg.training.data.position import BatchIndex
+from thalweg.training.snapshot import RankState, Snapshot
 from thalweg.training.state_encoding import pack, unpack
 
 CHECKPOINT_FORMAT = 1
@@ -49,23 +52,9 @@ Identity = tuple[int, int]
 _OLDER_CHECKPOINT_REMEDY = "resume from an older checkpoint, or start again without one"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Checkpoint:
-    """All data that a run needs to continue from `step` as if it had never stopped."""
-
-    step: int
-    plan: str
-    size: int  # the number of workers that wrote it
-    position: dict[str, int]  # in the data: {"epoch": 3, "batch": 17}
-    model: dict[str, Any]
-    optimizer: Any
-    state: list[Any]  # the state_dict() of the state= objects
-    ranks: list[Any]  # the state of each rank alone: random generators, residuals
-
-
 def write(
     directory: Path,
-    checkpoint: Checkpoint,
+    snapshot: Snapshot,
     *,
     version: str,
     keep: int = 2,
@@ -80,8 +69,10 @@ def write(
     """
     if keep < 1:
         raise CheckpointError(f"keep={keep} keeps no checkpoint", "keep 1 or more")
-    packed = {part: pack(getattr(checkpoint, part), part) for part in _PARTS}
-    path = directory / f"step-{checkpoint.step:08d}"
+    ranks = [rank and rank.packed() for rank in snapshot.ranks]
+    parts = (snapshot.model, snapshot.optimizer, snapshot.objects, ranks)
+    packed = {name: pack(part, name) for name, part in zip(_PARTS, parts, strict=True)}
+    path = directory / f"step-{snapshot.step:08d}"
     with _explained(path):
         if not directory.exists():
             directory.mkdir(parents=True, exist_ok=True)
@@ -92,7 +83,7 @@ def write(
         hidden = _hidden(path)
         hidden.mkdir()
         try:
-            _fill(hidden, checkpoint, packed, version)
+            _fill(hidden, snapshot, packed, version)
             fence()
             if path.exists() and _identity(path) not in found:
                 raise CheckpointError(
@@ -107,8 +98,8 @@ def write(
     return path
 
 
-def read(path: Path) -> Checkpoint:
-    """The checkpoint in this folder, every byte of it verified."""
+def read(path: Path) -> Snapshot:
+    """The snapshot in this folder, every byte of it verified."""
     index = _index(path)
     parts: dict[str, Any] = {}
     for part in _PARTS:
@@ -118,18 +109,24 @@ def read(path: Path) -> Checkpoint:
             # cloned: load_file maps the file, which a later write removes
             tensors = {name: tensor.clone() for name, tensor in load_file(file).items()}
             parts[part] = unpack(index["trees"][part], tensors)
-    return Checkpoint(
-        step=index["step"],
-        plan=index["plan"],
-        size=index["size"],
-        position=index["position"],
-        **parts,
-    )
+    with _readable(path):
+        sampling = dict(index["position"])
+        position = BatchIndex(epoch=sampling.pop("epoch"), batch=sampling.pop("batch"))
+        return Snapshot(
+            step=index["step"],
+            plan=index["plan"],
+            position=position,
+            sampling=sampling,
+            model=parts["model"],
+            optimizer=parts["optimizer"],
+            objects=parts["state"],
+            ranks=[RankState.of(rank) for rank in parts["ranks"]],
+        )
 
 
 def _fill(
     folder: Path,
-    checkpoint: Checkpoint,
+    snapshot: Snapshot,
     packed: dict[str, tuple[Any, dict[str, Tensor]]],
     version: str,
 ) -> None:
@@ -143,10 +140,10 @@ def _fill(
         files[file.name] = {"bytes": file.stat().st_size, "sha256": _digest(file)}
     content = {
         "thalweg": version,
-        "step": checkpoint.step,
-        "plan": checkpoint.plan,
-        "size": checkpoint.size,
-        "position": checkpoint.position,
+        "step": snapshot.step,
+        "plan": snapshot.plan,
+        "size": len(snapshot.ranks),  # the number of workers
+        "position": {**asdict(snapshot.position), **snapshot.sampling},
         "model": {
             name: {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
             for name, tensor in packed["model"][1].items()

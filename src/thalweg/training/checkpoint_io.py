@@ -1,10 +1,12 @@
-"""Saving a run to a checkpoint and loading it: one rank writes and reads for all.
+"""Saving a run and loading it, in a checkpoint folder or as a state dict: one rank writes and reads
+for all.
 
 No shared folder is needed. Under exact plans one rank's model is that of all. Each rank's own state
-goes to the writer: random generators through the store, compressor state by a gather. Under a code
-the root writes and reads without waiting for the others, whose own states aren't kept.
+goes to the writer: random generators through the store, what the plan keeps by a gather. Under a
+code the root writes and reads without waiting for the others, whose own states aren't kept.
 
-On another number of ranks the compressor state is redistributed, so that nothing is lost.
+The reader broadcasts the snapshot, and each rank gets its own part of what the plan keeps. For
+another plan or number of ranks that is redistributed, so that nothing is lost which counts.
 """
 
 from __future__ import annotations
@@ -12,9 +14,11 @@ from __future__ import annotations
 import json
 import logging
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from copy import deepcopy
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,23 +29,25 @@ import thalweg
 from thalweg.errors import CheckpointError, RunError
 from thalweg.redundancy import waits_for_nobody
 from thalweg.training import checkpoint
-from thalweg.training.compressor_state import (
-    CompressorState,
-    redistribute,
-    summable_state,
-)
-from thalweg.training.data.position import BatchIndex
 from thalweg.training.lifecycle import RankSession, inner
-from thalweg.training.state_encoding import kinds_of, map_state, pack, places_for, unpack
+from thalweg.training.plan_state import (
+    PlanState,
+    redistributed,
+    summands,
+    tensors_in,
+    with_tensors,
+)
+from thalweg.training.snapshot import RankState, Snapshot
 
 SAVED = "fine"  # the value in the store that says so
 MODEL_FILE_SUFFIXES = {".bin", ".ckpt", ".pt", ".pth", ".safetensors"}
 SAVE_REMEDY = "call run.save on every rank, and allow more time with timeout= for slow disks"
 LOAD_REMEDY = "look at the output of rank {}, or allow more time with timeout= for slow disks"
+SAME_STATE_REMEDY = "give all ranks what run.state_dict() returned on one, rank 0 if possible"
 log = logging.getLogger("thalweg")
-CompressorTensors = dict[str, dict[str, torch.Tensor]]
-"""The compressor state of a rank: by kind, then by parameter."""
-COMPRESSOR_STATE_FIELD = "compression"  # of a rank's own state, beside its random states
+OWN_FIELDS = ("optimizer", "objects")  # of a snapshot: the run keeps what it loads
+Found = tuple[str, Snapshot]
+"""A snapshot with its name for messages."""
 
 
 def save(session: RankSession, directory: Path, keep: int) -> None:
@@ -53,200 +59,206 @@ def save(session: RankSession, directory: Path, keep: int) -> None:
         if gathers:
             _gather_and_write(session, directory, keep, number)
         elif session.is_checkpoint_writer:
-            ranks = session.world.members
-            states = [_random_states() if rank == session.rank else None for rank in ranks]
-            _write(session, directory, keep, states)
+            _write(session, directory, keep, _own_state(session))
+
+
+def state_of(session: RankSession) -> dict[str, Any]:
+    """The run as a state dict with tensors of its own. The first member gets the own states of all
+    ranks, other ranks theirs alone, and so does every rank under a plan that waits for none."""
+    gathers = not waits_for_nobody(session.plan)
+    number = session.next_store_exchange() if gathers else 0
+    with session.averaged_replicas(), session.averaged_optimizer_state():
+        ranks = _gather(session, number) if gathers else _own_state(session)
+        return deepcopy(_snapshot(session, ranks).packed())
+
+
+def own_state_of(session: RankSession) -> dict[str, Any]:
+    """The state dict of this rank alone, in a loop iteration whose step was interrupted."""
+    return deepcopy(_snapshot(session, _own_state(session)).packed())
+
+
+def _own_state(session: RankSession) -> list[RankState | None]:
+    own = RankState(random=_random_states(), kept=session.attached.kept)
+    return [own if rank == session.rank else None for rank in session.world.members]
+
+
+def _gather(session: RankSession, number: int) -> list[RankState | None]:
+    """Gather each rank's own state on the first member; elsewhere only this rank's is known.
+    `number` tells this use of the store from others."""
+    world, kept = session.world, session.attached.kept
+    key = f"save/{number}/"
+    world.put(f"{key}{world.rank}", json.dumps(_random_states()))
+    writer = world.members[0]
+    gathered = session.collectives.gather(writer, tensors_in(kept))
+    if world.rank != writer:
+        return _own_state(session)
+    states: list[RankState | None] = []
+    for rank, tensors in zip(world.members, gathered, strict=True):
+        random_states = json.loads(_wait(session, f"{key}{rank}", SAVE_REMEDY))
+        states.append(RankState(random=random_states, kept=with_tensors(kept, tensors)))
+    for rank in world.members:
+        world.remove(f"{key}{rank}")
+    return states
 
 
 def _gather_and_write(session: RankSession, directory: Path, keep: int, number: int) -> None:
-    """Gather each rank's own state on the first rank, which writes the checkpoint, and wait for its
-    result. `number` tells this use of the store from others."""
-    world, state = session.world, session.attached.compressor_state
-    own, result = f"save/{number}/{world.rank}", f"save/{number}"
-    world.put(own, json.dumps(_random_states()))
-    places = _places(state)
-    writer = world.members[0]
-    gathered = session.collectives.gather(
-        writer, [torch.from_numpy(state[kind][name]) for kind, name in places]
-    )
-    problem = SAVED
-    if world.rank == writer:
+    """Write the checkpoint on the first member, and wait for its result."""
+    world, result = session.world, f"save/{number}"
+    ranks, problem = _gather(session, number), SAVED
+    if world.rank == world.members[0]:
         try:
-            keys = [f"{result}/{rank}" for rank in world.members]
-            states = [json.loads(_wait(session, key, SAVE_REMEDY)) for key in keys]
-            for random_states, tensors in zip(states, gathered, strict=True):
-                random_states[COMPRESSOR_STATE_FIELD] = _by_kind(places, tensors)
-            _write(session, directory, keep, states)
+            _write(session, directory, keep, ranks)
         except CheckpointError as error:
             problem = json.dumps([error.problem, error.remedy])
         world.put(result, problem)
     else:
         problem = _wait(session, result, SAVE_REMEDY).decode()
-    world.remove(own)
     if problem != SAVED:
         raise CheckpointError(*json.loads(problem))
 
 
-def _write(session: RankSession, directory: Path, keep: int, ranks: list[Any]) -> None:
-    """Write a checkpoint; `ranks` are the own states of the members in their order, which are those
-    of ranks 0, 1, ... when a run of as many ranks loads it."""
+def _snapshot(session: RankSession, ranks: list[RankState | None]) -> Snapshot:
+    return replace(session.snapshot(), position=session.data_position.resume_at, ranks=ranks)
+
+
+def _write(session: RankSession, directory: Path, keep: int, ranks: list[RankState | None]) -> None:
     membership = session.world.membership
-    position = asdict(session.data_position.resume_at)
     checkpoint.write(
         directory,
-        checkpoint.Checkpoint(
-            step=session.step,
-            plan=str(session.plan),
-            size=len(session.world.members),
-            position=position | session.data_position.sampling,
-            model=inner(session.model).state_dict(),
-            optimizer=session.optimizer.state_dict(),
-            state=[part.state_dict() for part in session.state],
-            ranks=ranks,
-        ),
+        _snapshot(session, ranks),
         version=thalweg.__version__,
         keep=keep,
         fence=(lambda: None) if membership is None else membership.raise_if_outdated,
     )
 
 
-def load(session: RankSession, directory: Path) -> CompressorState | None:
-    """Load the newest checkpoint that the checkpoint writer finds, at the start of a run, where the
-    members are all ranks from 0 on. Returns this rank's part of the compressor state; None if there
-    is no checkpoint."""
-    world, reader, optimizer = session.world, session.checkpoint_writer(), session.optimizer
-    model, plan = inner(session.model), str(session.plan)
-    tensors: dict[str, torch.Tensor] = {}
-    kept: list[CompressorTensors] = []
-    if world.rank == reader:
-        header, tensors, kept = _read(session, directory)
-        if kept and (header["plan"] != plan or len(kept) != world.size):
-            kept = _redistributed(kept, world.size)
-            header["held"] = map_state(kept[0], lambda tensor: list(tensor.shape))
-        world.put("resume", json.dumps(header))
-    header = json.loads(_wait(session, "resume", LOAD_REMEDY.format(reader)))
-    if "problem" in header:
-        raise CheckpointError(header["problem"], header["remedy"])
-    if "step" not in header:
-        return None
-    session.broadcast_model(reader)
-    if world.rank != reader:
-        tensors = places_for(header["tensors"], {})
-    session.collectives.broadcast(reader, (tensors[name] for name in header["tensors"]))
-    states = unpack(header["tree"], tensors)
-    with _explaining_misfit(header["path"], model):
-        model.load_state_dict(states["model"], strict=False)
-    with _explaining_misfit(header["path"], optimizer):
-        optimizer.load_state_dict(states["optimizer"])
-        _raise_if_incomplete(optimizer)
-    if header["step"]:
-        vars(optimizer)["_opt_called"] = True  # otherwise torch's schedulers warn
-    for part, saved in zip(session.state, states["state"], strict=True):
-        with _explaining_misfit(header["path"], part):
-            part.load_state_dict(saved)
-    random_states = header["ranks"][world.rank] if world.size == header["size"] else None
-    if random_states is not None:
-        _set_random_states(random_states)
-    session.clock.step = header["step"]
-    position = header["position"]
-    session.data_position.jump(BatchIndex(epoch=position["epoch"], batch=position["batch"]))
-    return _scatter_compressor_state(session, reader, header["held"], kept)
+def load(session: RankSession, directory: Path) -> PlanState | None:
+    """Load the newest checkpoint that the checkpoint writer finds, at the start of a run. Returns
+    this rank's part of what the plan keeps; None if there is no checkpoint."""
+
+    def find() -> Found | None:
+        found = newest(directory)
+        return None if found is None else (f"checkpoint {found[0]}", found[1])
+
+    return _load(session, find, "resume")
 
 
-def _read(
-    session: RankSession, directory: Path
-) -> tuple[dict[str, Any], dict[str, torch.Tensor], list[CompressorTensors]]:
-    """Read the newest checkpoint and load its model on the reader. Returns the header for the other
-    ranks, the tensors that they need, and each rank's compressor state. The header has a problem
-    instead if the checkpoint doesn't fit this run, and is empty if there is none."""
+def load_state(session: RankSession, state: Mapping[str, Any]) -> PlanState:
+    """Load a state dict of `state_of`, before the first step of a run: the one that the checkpoint
+    writer was given. Returns this rank's part of what the plan keeps."""
+    rank, reader = session.rank, session.checkpoint_writer()
+    step, why = -1, ""
     try:
-        path_and_checkpoint = newest(directory)
-        if path_and_checkpoint is None:
-            return {}, {}, []
-        path, saved = path_and_checkpoint
-        _raise_if_it_differs(session, path, saved)
-        with _explaining_misfit(str(path), inner(session.model)):
-            inner(session.model).load_state_dict(saved.model)
-    except CheckpointError as error:
-        return {"problem": error.problem, "remedy": error.remedy}, {}, []
-    extra = {k: v for k, v in saved.model.items() if not isinstance(v, torch.Tensor)}
-    tree, tensors = pack(
-        {"model": extra, "optimizer": saved.optimizer, "state": saved.state}, "checkpoint"
-    )
-    kept = [rank.pop(COMPRESSOR_STATE_FIELD, {}) for rank in saved.ranks if rank is not None]
-    header = {
-        "held": map_state(kept[0], lambda tensor: list(tensor.shape)) if kept else {},
-        "plan": saved.plan,
-        "path": str(path),
-        "step": saved.step,
-        "size": saved.size,
-        "position": saved.position,
-        "ranks": saved.ranks,
-        "tree": tree,
-        "tensors": kinds_of(tensors),
-    }
-    return header, tensors, kept
+        snapshot = Snapshot.unpacked(state)
+        step = snapshot.step
+    except (TypeError, ValueError) as error:
+        why = f" ({error})"
+    steps = [int(row[0]) for row in session.collectives.all_gather([step])]
+    given = dict(zip(session.world.members, steps, strict=True))
+    for other, its_step in given.items():
+        if its_step < 0:
+            raise CheckpointError(
+                f"rank {other} was given no state of a run{why if other == rank else ''}",
+                SAME_STATE_REMEDY,
+            )
+        if its_step != given[reader]:
+            raise CheckpointError(
+                f"rank {other} was given the state of step {its_step}, and rank {reader} that of "
+                f"step {given[reader]}",
+                SAME_STATE_REMEDY,
+            )
+    if session.plan.cadence.staleness is not None and step == session.step:
+        raise CheckpointError(
+            f"rank {reader} was given a state of step {step}, at which {session.plan} runs already",
+            "load it under another plan, or start without it",
+        )
+    # An optimizer keeps the tensors that it loads, and these are the script's.
+    snapshot = replace(snapshot, **deepcopy({n: getattr(snapshot, n) for n in OWN_FIELDS}))
+
+    def find() -> Found:
+        snapshot.in_parts()  # raises if it can't be sent
+        return f"the state given to rank {reader}", snapshot
+
+    kept = _load(session, find, f"load/{session.next_store_exchange()}")
+    assert kept is not None
+    return kept
 
 
-def _raise_if_it_differs(session: RankSession, path: Path, saved: checkpoint.Checkpoint) -> None:
+def _load(session: RankSession, find: Callable[[], Found | None], key: str) -> PlanState | None:
+    """Load the snapshot that the checkpoint writer finds; its outcome is in the store by `key`."""
+    world, reader, members = session.world, session.checkpoint_writer(), session.world.members
+    parts: list[PlanState] = []
+    if world.rank == reader:
+        outcome: dict[str, str] = {}
+        try:
+            found = find()
+            if found is not None:
+                name, snapshot = found
+                _raise_if_it_differs(session, name, snapshot)
+                parts = _kept_parts(name, snapshot, str(session.plan), len(members))
+                snapshot = snapshot.without_ranks(parts[members.index(reader)])
+                outcome = {"name": name}
+        except CheckpointError as error:
+            outcome = {"problem": error.problem, "remedy": error.remedy}
+        world.put(key, json.dumps(outcome))
+    else:  # its tensors are overwritten
+        snapshot = replace(session.snapshot(), optimizer={}, objects=[])
+    outcome = json.loads(_wait(session, key, LOAD_REMEDY.format(reader)))
+    if "problem" in outcome:
+        raise CheckpointError(outcome["problem"], outcome["remedy"])
+    if "name" not in outcome:
+        return None
+    snapshot = snapshot.broadcast(session.collectives, reader, overwrites=True)
+    own = tensors_in(snapshot.kept)
+    session.collectives.scatter(reader, [tensors_in(p) for p in parts] or [own] * len(members))
+    model = inner(session.model)
+    saved = model.state_dict().keys()
+    buffers = [tensor for name, tensor in model.named_buffers() if name not in saved]
+    session.collectives.broadcast(reader, buffers)
+    loading = partial(_explaining_misfit, outcome["name"])
+    snapshot.load_into(model, session.optimizer, session.state, loading)
+    if len(snapshot.ranks) == len(members):
+        own_state = snapshot.ranks[members.index(world.rank)]
+        if own_state is not None and own_state.random:
+            _set_random_states(own_state.random)
+    session.clock.step = snapshot.step
+    session.data_position.jump(snapshot.position)
+    return snapshot.kept
+
+
+def _kept_parts(name: str, snapshot: Snapshot, plan: str, ranks: int) -> list[PlanState]:
+    """The part of each of `ranks` ranks of the state that the snapshot's plan has kept."""
+    kept = [rank.kept for rank in snapshot.ranks if rank is not None]
+    if not any(kept):
+        return [{}] * ranks
+    if len(kept) < len(snapshot.ranks):
+        raise CheckpointError(
+            f"{name} has what {snapshot.plan} keeps on {len(kept)} of {len(snapshot.ranks)} ranks",
+            "load the state dict of the first member, which has that of all ranks",
+        )
+    if len(kept) != ranks:
+        return [redistributed(kept, ranks)] * ranks
+    return kept if snapshot.plan == plan else [summands(state) for state in kept]
+
+
+def _raise_if_it_differs(session: RankSession, name: str, saved: Snapshot) -> None:
     """Raise CheckpointError if this run has other `state=` objects or draws other samples."""
     objects = len(session.state)
-    if len(saved.state) != objects:
+    if len(saved.objects) != objects:
         raise CheckpointError(
-            f"{path} holds {len(saved.state)} state= objects, and {objects} are given",
+            f"{name} holds {len(saved.objects)} state= objects, and {objects} are given",
             "give attach() the same objects",
         )
-    for name, value in session.data_position.sampling.items():
-        if saved.position.get(name, value) != value:
+    for setting, value in session.data_position.sampling.items():
+        if saved.sampling.get(setting, value) != value:
             raise CheckpointError(
-                f"{path} was written with {name} {saved.position[name]}, now it is {value}",
+                f"{name} was written with {setting} {saved.sampling[setting]}, now it is {value}",
                 "resume with the same value: the position in the data depends on it",
             )
 
 
-def _redistributed(kept: list[CompressorTensors], ranks: int) -> list[CompressorTensors]:
-    """The compressor state of each of `ranks` ranks, if their plan or their number is another than
-    that of the `kept` states."""
-    arrays = [map_state(state, torch.Tensor.numpy) for state in kept]
-    if len(kept) == ranks:
-        new: list[CompressorState] = [summable_state(state) for state in arrays]
-    else:
-        new = [redistribute(arrays, ranks)] * ranks
-    return [map_state(state, torch.from_numpy) for state in new]
-
-
-def _scatter_compressor_state(
-    session: RankSession,
-    reader: int,
-    shapes: dict[str, dict[str, list[int]]],
-    kept: list[CompressorTensors],
-) -> CompressorState:
-    """Scatter the compressor states that the reader has; returns that of this rank."""
-    places = _places(shapes)
-    empty = [torch.empty(shapes[kind][name], dtype=torch.float32) for kind, name in places]
-    all_states = [empty] * session.world.size
-    if session.rank == reader and kept:
-        all_states = [[state[kind][name] for kind, name in places] for state in kept]
-    session.collectives.scatter(reader, all_states)
-    return map_state(_by_kind(places, all_states[session.rank]), torch.Tensor.numpy)
-
-
-def _places(state: Mapping[str, Iterable[str]]) -> list[tuple[str, str]]:
-    """The kinds and parameters of a compressor state, in an order that all ranks share."""
-    return [(kind, name) for kind, names in state.items() for name in names]
-
-
-def _by_kind(
-    places: Sequence[tuple[str, str]], tensors: Sequence[torch.Tensor]
-) -> CompressorTensors:
-    state: CompressorTensors = {}
-    for (kind, name), tensor in zip(places, tensors, strict=True):
-        state.setdefault(kind, {})[name] = tensor
-    return state
-
-
 @contextmanager
-def _explaining_misfit(path: str, target: object) -> Iterator[None]:
+def _explaining_misfit(name: str, target: object) -> Iterator[None]:
     """Convert the errors of loading a state into an object that it doesn't fit to a
     CheckpointError."""
     try:
@@ -254,17 +266,9 @@ def _explaining_misfit(path: str, target: object) -> Iterator[None]:
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise CheckpointError(
-            f"checkpoint {path} doesn't fit this {type(target).__name__} ({reason})",
+            f"{name} doesn't fit this {type(target).__name__} ({reason})",
             "resume with the script that wrote it, or name another",
         ) from None
-
-
-def _raise_if_incomplete(optimizer: torch.optim.Optimizer) -> None:
-    """Raise if the loaded state lacks a setting of this optimizer, as that of another kind does:
-    torch loads it nevertheless, and fails at the next step."""
-    for group in optimizer.param_groups:
-        for name in optimizer.defaults.keys() - group.keys():
-            raise ValueError(f"it has no {name}")
 
 
 def _wait(session: RankSession, key: str, remedy: str) -> bytes:
@@ -287,7 +291,7 @@ def _random_states() -> dict[str, Any]:
     }
 
 
-def _set_random_states(saved: dict[str, Any]) -> None:
+def _set_random_states(saved: Mapping[str, Any]) -> None:
     torch.set_rng_state(_unhex(saved["torch"]))
     if saved["cuda"] and torch.cuda.is_available():
         torch.cuda.set_rng_state_all([_unhex(text) for text in saved["cuda"]])
@@ -305,7 +309,7 @@ def _unhex(text: str) -> torch.Tensor:
     return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
 
 
-def newest(directory: Path) -> tuple[Path, checkpoint.Checkpoint] | None:
+def newest(directory: Path) -> tuple[Path, Snapshot] | None:
     """The newest checkpoint that is sound in every byte; None if there is none yet. Damaged ones
     are skipped, each with a warning. CheckpointError if all are damaged, if the newest needs a
     newer Thalweg, or if the folder holds other models."""

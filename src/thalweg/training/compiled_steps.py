@@ -1,61 +1,52 @@
-"""The rounds of every step for one rank: compiled, checked before any byte moves, and cached."""
+"""The chains of every step for one rank: compiled, checked before any byte moves, and cached."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from thalweg.catalog import default_catalog
-from thalweg.engine.arithmetic import Arithmetic
+from thalweg.engine.arithmetic import NUMPY, Arithmetic
+from thalweg.engine.collectives import RoundCounter
 from thalweg.engine.execute import RankProgram, Task, View
 from thalweg.facts import Workload
 from thalweg.plan import Plan
 from thalweg.schedules import Group, Schedule, check
-from thalweg.steps import Round, compile_rounds, cycle, warm_up
-from thalweg.training.buckets import FlatBucket
+from thalweg.steps import Chain, Round, compile_step, cycle, warm_up
 from thalweg.transports import Array
 
 STEP_CACHE_ENTRIES = 256
 
 
 @dataclass(frozen=True, slots=True)
-class RankRound:
-    """A round that this rank takes part in."""
+class RankStep:
+    """The chains of a step on this rank, the program of each of their rounds by its number, and how
+    many numbers all ranks use. The rounds of this step are labelled from `first` on."""
 
-    round: Round
-    program: RankProgram
-    divisor: int  # the number of contributions, by which each is divided: the sum is a mean
+    chains: tuple[Chain, ...]
+    programs: Mapping[int, RankProgram]
+    numbers: int
+    step: int = 0
+    first: int = 0
 
     def task(
         self,
-        bucket: FlatBucket,
-        step: int,
-        first_round: int,
-        vector: Array | None = None,
-        arithmetic: Arithmetic | None = None,
+        chain: Chain,
+        round_: Round,
+        vector: Array,
+        arithmetic: Arithmetic = NUMPY,
         view: View | None = None,
     ) -> Task:
-        """The task for the engine, on the bucket's vector or on `vector`. The rounds of this step
-        are numbered from `first_round` on."""
+        """The task for the engine that exchanges this vector."""
         return Task(
-            program=self.program,
-            vector=bucket.vector if vector is None else vector,
-            step=step,
-            round_number=first_round + self.round.number,
-            bucket=bucket.index,
-            arithmetic=arithmetic or bucket.arithmetic,
+            program=self.programs[round_.number],
+            vector=vector,
+            step=self.step,
+            round_number=self.first + round_.number,
+            bucket=chain.bucket,
+            arithmetic=arithmetic,
             view=view,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class RankStep:
-    """The rounds of one step for this rank, and the number of round numbers that all ranks use."""
-
-    rounds: tuple[RankRound, ...]
-    numbers: int
-
-    def of(self, bucket: int) -> list[RankRound]:
-        return [rank_round for rank_round in self.rounds if rank_round.round.bucket == bucket]
 
 
 class CompiledSteps:
@@ -72,6 +63,11 @@ class CompiledSteps:
         self._rank_steps: dict[int, RankStep] = {}
         self._programs: dict[int, tuple[Schedule, RankProgram]] = {}  # by the schedule's id
 
+    def begin(self, clock: RoundCounter) -> RankStep:
+        """The current step; every rank claims its numbers, once."""
+        rank_step = self.at(clock.step)
+        return replace(rank_step, first=clock.claim(rank_step.numbers))
+
     def at(self, step: int) -> RankStep:
         place = step % self._cycle
         if step >= self._warm:  # the same place of a later cycle
@@ -81,15 +77,13 @@ class CompiledSteps:
                 self._rank_steps.clear()
                 self._programs.clear()
             self._rank_steps[place] = self._compile(place)
-        return self._rank_steps[place]
+        return replace(self._rank_steps[place], step=step)
 
     def _compile(self, step: int) -> RankStep:
-        rounds = compile_rounds(self._plan, self._group, self._workload, step)
-        own = [r for r in rounds if self._rank in r.group.ranks]
-        rank_rounds = tuple(
-            RankRound(r, self._program(r.schedule), r.contributions(self._rank)) for r in own
-        )
-        return RankStep(rank_rounds, 1 + max((r.number for r in rounds), default=-1))
+        compiled = compile_step(self._plan, self._group, self._workload, step)
+        chains = compiled.of(self._rank)
+        programs = {r.number: self._program(r.schedule) for chain in chains for r in chain.rounds}
+        return RankStep(chains, programs, compiled.numbers)
 
     def _program(self, schedule: Schedule) -> RankProgram:
         if id(schedule) not in self._programs:

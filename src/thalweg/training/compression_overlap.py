@@ -16,7 +16,7 @@ from time import monotonic, thread_time
 
 import torch
 
-from thalweg.engine.engine import Chain
+from thalweg.engine.engine import ChainTasks
 from thalweg.engine.execute import Task
 
 OVERLAP_WARMUP_STEPS = 2
@@ -72,7 +72,7 @@ class Overlap:
         else:
             self.is_serial = (taken - OVERLAP_WARMUP_STEPS) % 2 == 0
 
-    def timed(self, chain: Chain) -> Chain:
+    def timed(self, chain: ChainTasks) -> ChainTasks:
         """The chain with its CPU time counted."""
         while True:
             began = thread_time()

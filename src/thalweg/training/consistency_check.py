@@ -23,9 +23,13 @@ REFERENCE_KEY = "same/0"  # rank 0's description in the store
 
 
 def description(
-    plan: str, model: nn.Module, optimizer: torch.optim.Optimizer, settings: Mapping[str, Any]
+    plan: str,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    settings: Mapping[str, Any],
 ) -> Description:
     """Everything that has to be equal on all ranks, as text and numbers that JSON can hold."""
+    groups = [] if optimizer is None else optimizer.param_groups
     return {
         "plan": plan,
         "model": {
@@ -36,10 +40,10 @@ def description(
             **{f"buffer {name}": _kind(b) for name, b in model.named_buffers()},
         },
         "optimizer": {
-            "class": type(optimizer).__name__,
+            "class": "absent" if optimizer is None else type(optimizer).__name__,
             **{
                 f"group {i}, {key}": repr(value)
-                for i, group in enumerate(optimizer.param_groups)
+                for i, group in enumerate(groups)
                 for key, value in (*group.items(), ("parameters", len(group["params"])))
                 if isinstance(value, bool | int | float | str | tuple)
             },

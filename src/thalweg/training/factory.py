@@ -1,8 +1,7 @@
-"""The choice of a synchronizer for a plan."""
+"""The choice of source and exchange for a plan: the only place that looks at a plan's kind."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 
 import torch
@@ -14,41 +13,53 @@ from thalweg.errors import PlanError
 from thalweg.plan import Plan
 from thalweg.redundancy import is_relayed, waits_for_nobody
 from thalweg.training.exchanges.compressed import Compression
-from thalweg.training.exchanges.native import DdpSynchronizer, NativeSynchronizer
+from thalweg.training.exchanges.exchange import Exchange
 from thalweg.training.exchanges.rounds import RoundsExchange
-from thalweg.training.exchanges.server import AsynchronousSynchronizer
+from thalweg.training.exchanges.server import ServerExchange
 from thalweg.training.exchanges.tree import TreeExchange
-from thalweg.training.plan_context import RUNNING_PLAN_KEY, PlanContext
-from thalweg.training.sources.gradients import GradientSynchronizer, layout_of
-from thalweg.training.sources.parameters import ParameterSynchronizer, TwoLevelSynchronizer
-from thalweg.training.synchronizer import Synchronizer
+from thalweg.training.plan_context import PlanContext
+from thalweg.training.sources.ddp_object import DdpSource
+from thalweg.training.sources.gradients import GradientSource, layout_of
+from thalweg.training.sources.native import NativeSource
+from thalweg.training.sources.parameters import ParameterSource, TwoLevelSource
+from thalweg.training.sources.source import Source
 
 
-def synchronizer_of(
-    context: PlanContext, model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan
-) -> Synchronizer:
-    """The synchronizer of a plan that begins with the current step."""
-    world, step = context.world, context.clock.step
-    if world.rank == context.checkpoint_writer(plan):  # for ranks that rejoin
-        world.put(RUNNING_PLAN_KEY, json.dumps([str(plan), step]))
+def make(
+    context: PlanContext,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    plan: Plan,
+    repeating: Source | None = None,
+) -> Source:
+    """The source of a plan with its exchange, which begin with the current step. `repeating` is the
+    source that waits for the averages of an interrupted step: it is opened again."""
+    context.publish_plan(plan)
     parameters = trainable(model)
     native = default_catalog().is_native(plan)
     if isinstance(model, DistributedDataParallel):
         _refuse_for_ddp(plan)
-        return DdpSynchronizer(context, model, plan, native=native)
+        return DdpSource(context, model, plan, native=native)
     if native and context.group.size > 1:  # one rank has nothing to average
-        world.join_process_group()
-        return NativeSynchronizer(context, model, plan)
+        context.world.join_process_group()
+        return NativeSource(context, model, plan)
     if plan.averages_parameters:
         two_levels = plan.cadence.two_levels and len(context.group.racks) > 1
-        kind = TwoLevelSynchronizer if two_levels else ParameterSynchronizer
+        kind = TwoLevelSource if two_levels else ParameterSource
         return kind(context, model, optimizer, plan)
-    if plan.cadence.staleness is not None:
-        return AsynchronousSynchronizer(context, parameters, optimizer, plan)
     compression = Compression.of(plan)
     layout = layout_of(parameters, plan.settings.bucket, compression.arrange)
-    exchange = (TreeExchange if is_relayed(plan) else RoundsExchange)(context, plan, layout)
-    return GradientSynchronizer(context, parameters, layout, exchange, compression.largest)
+    exchange: Exchange
+    if plan.cadence.staleness is not None:
+        exchange = ServerExchange(context, plan, layout, parameters, optimizer)
+    elif is_relayed(plan):
+        exchange = TreeExchange(context, plan, layout)
+    else:
+        exchange = RoundsExchange(context, plan, layout)
+    if isinstance(repeating, GradientSource):
+        repeating.open(context, layout, exchange)
+        return repeating
+    return GradientSource(context, parameters, layout, exchange, compression.largest)
 
 
 def _refuse_for_ddp(plan: Plan) -> None:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from math import inf, isfinite
 
 import torch
+from torch._C._distributed_c10d import GradBucket
 from torch.nn.utils import get_total_norm
 
 from thalweg.engine.collectives import RoundCounter
@@ -55,6 +56,17 @@ class BadGradients:
         self._own = dict(sorted(self._own.items())[-2:])
         with suppress(RunError):  # without the store other ranks miss the names only
             self._world.put(_key(self._world.rank), json.dumps(self._own))
+
+    def report_from(self, bucket: GradBucket, names: Mapping[int, str]) -> list[str]:
+        """Report the parameters in a bucket of DDP whose gradients are not finite, and return their
+        `names`, which are given by the parameter's id."""
+        if is_finite(bucket.buffer()):
+            return []
+        pairs = zip(bucket.parameters(), bucket.gradients(), strict=True)
+        bad = not_finite({names[id(parameter)]: gradient for parameter, gradient in pairs})
+        if bad:
+            self.report(bad)
+        return bad
 
     def reports(self) -> ReportedNames:
         """The reports of all members for this step."""

@@ -1,12 +1,13 @@
 """One rank's part of a run: the model it trains, the plan it runs, and the members it runs with.
 
-`set_members` enters a membership epoch; `run_plan` starts a plan, and `switch_plan` replaces it by
-another. `snapshot` is this rank's state before a step, and `load_snapshot` continues from another
-rank's.
+A run starts, resumes, rejoins, changes its members and switches its plan by `enter`, the only way
+into "this plan runs among these members from this state". `snapshot` is this rank's state before a
+step, and `load_snapshot` continues from another rank's.
 """
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from torch import nn
 from thalweg.catalog import default_catalog
 from thalweg.engine.collectives import Collectives, RoundCounter
 from thalweg.engine.engine import Engine
-from thalweg.errors import PlanError, RunError
+from thalweg.errors import Interrupted, PlanError, RunError, StoreLost, UsageError
 from thalweg.members.abort import AbortFlag
 from thalweg.members.agreement import Agreement
 from thalweg.members.world import World
@@ -29,35 +30,27 @@ from thalweg.redundancy import allocation_of, is_relayed, waits_for_nobody
 from thalweg.schedules import Group
 from thalweg.steps import refuse_what_cannot_run
 from thalweg.training.coded_model_check import refuse_what_differs
-from thalweg.training.compressor_state import (
-    CompressorState,
-    add_to_next_gradient,
-    summable_state,
-)
 from thalweg.training.data.loader import RankLoader
 from thalweg.training.data.position import DataPosition
 from thalweg.training.exchanges.compressed import refuse_second_momentum
-from thalweg.training.exchanges.server import AsynchronousSynchronizer
-from thalweg.training.exchanges.tree import TreeExchange
-from thalweg.training.factory import synchronizer_of, trainable
+from thalweg.training.exchanges.exchange import Exchange
+from thalweg.training.factory import make, trainable
 from thalweg.training.finite import BadGradients
 from thalweg.training.optimizer_state import optimizer_state_of_all
 from thalweg.training.plan_context import Ledger, PlanContext
+from thalweg.training.plan_state import PlanState, add_to_next_gradient, summands
 from thalweg.training.shutdown import Shutdown
 from thalweg.training.snapshot import Snapshot, Stateful
-from thalweg.training.state_encoding import map_state
-from thalweg.training.synchronizer import Synchronizer
+from thalweg.training.sources.source import Source
 
 log = logging.getLogger("thalweg")
 MAX_BARRIERS_PER_STEP = 1000  # exchanges at the store before one step
 
 
 class RankSession:
-    """The state of one rank in a run: `plan` is the one that runs, `group` the members now, and
-    `first_step` the first step that they take together."""
+    """The state of one rank in a run: `plan` is the one that runs, `source` runs it, `group` are
+    the members now, and `first_step` is the first step that they take together."""
 
-    world: World
-    abort_flag: AbortFlag
     group: Group
     collectives: Collectives
     agreement: Agreement
@@ -65,27 +58,34 @@ class RankSession:
 
     def __init__(
         self,
+        world: World,
         *,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | None,
         plan: Plan,
         group: Group,
         engine: Engine,
         shutdown: Shutdown,
         data_position: DataPosition,
         state: Sequence[Stateful],
+        notify: Callable[[str, int, str, Any], None],
     ) -> None:
+        self.world = world
         self.model = model
-        self.optimizer = optimizer
+        self._optimizer = optimizer
+        self._notify = notify
         self.plan = plan
         self._protected = default_catalog().guarantee(plan).protected
-        self.everybody = group
+        self.everybody = self.group = group
         self.engine = engine
         self.shutdown = shutdown
         self.data_position = data_position
         self.state = tuple(state)
         self.clock = RoundCounter()
-        self.synchronizer: Synchronizer | None = None
+        self.source: Source | None = None
+        # Called if a rendezvous interrupts a step: True if the source has been opened again.
+        self.on_interrupted: Callable[[Interrupted | StoreLost], bool] = _raise
+        self.on_entered: Callable[[], None] = lambda: None  # called when other members have begun
         self.trained = trainable(inner(model))  # at the beginning of the run
         self.averaged = {id(parameter) for parameter in self.trained.values()}
         self.first_step = 0
@@ -106,20 +106,45 @@ class RankSession:
         return self.world.rank
 
     @property
+    def abort_flag(self) -> AbortFlag:
+        return self.shutdown.abort_flag
+
+    @property
     def step(self) -> int:
         return self.clock.step
 
     @property
-    def attached(self) -> Synchronizer:
-        if self.synchronizer is None or self.closed:
-            raise RunError("the run is closed", "attach the model again")
-        return self.synchronizer
+    def optimizer(self) -> torch.optim.Optimizer:
+        self.require_optimizer()
+        assert self._optimizer is not None
+        return self._optimizer
+
+    @optimizer.setter
+    def optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
 
     @property
-    def tree(self) -> TreeExchange | None:
-        """The place of this rank in a coded tree; None under other plans."""
-        exchange = self.synchronizer.exchange if self.synchronizer is not None else None
-        return exchange if isinstance(exchange, TreeExchange) else None
+    def has_optimizer(self) -> bool:
+        return self._optimizer is not None
+
+    def require_optimizer(self) -> None:
+        """Raise UsageError if the run hasn't begun, since the script has given no optimizer."""
+        if self._optimizer is None:
+            raise UsageError(
+                "the run has no optimizer yet", "set run.optimizer before the first step"
+            )
+
+    @property
+    def attached(self) -> Source:
+        self.require_optimizer()
+        if self.source is None or self.closed:
+            raise RunError("the run is closed", "attach the model again")
+        return self.source
+
+    @property
+    def exchange(self) -> Exchange:
+        """The exchange of the plan that runs."""
+        return Source.exchange if self.source is None else self.source.exchange
 
     @property
     def replicas_differ(self) -> bool:
@@ -146,18 +171,44 @@ class RankSession:
 
     # Members and plans
 
-    def set_members(
+    def enter(
         self,
-        world: World,
-        abort_flag: AbortFlag,
-        on_interrupted: Callable[[], None],
-        root: int | None = None,
-    ) -> None:
-        """Use these members from now on; `on_interrupted` is called when one of their steps is
-        interrupted. `root` is the rank with the newest parameters, where only one has them."""
-        self.world, self.abort_flag = world, abort_flag
-        self.shutdown.abort_flag = abort_flag
+        world: World | None,
+        plan: Plan,
+        take: Callable[[], tuple[Snapshot | None, PlanState]] = lambda: (None, {}),
+        repeating: Source | None = None,
+    ) -> Snapshot | None:
+        """Run this plan among the members of `world`, or the present ones if None. `take`, which is
+        called among these members, returns the snapshot to continue from, None to keep this rank's
+        state, and the kept state to continue with. `repeating` is the source that waits for
+        the averages of an interrupted step. Returns the snapshot."""
+        if world is not None:
+            self._use_members(world)
+        self.refuse_what_does_not_run(plan)
+        self.plan = plan
+        snapshot, kept = take()
+        if snapshot is not None:
+            self.load_snapshot(snapshot)
+            missed = self.first_step - self.step
+            if missed > 0 and self.keeps_own and self.data_position.rank_loader is not None:
+                self.data_position.skip(missed)
+                self.clock.go_to(self.first_step)
+        if not self.closed:
+            self._run_plan(kept, repeating)
+            if world is not None:
+                self.on_entered()
+        return snapshot
+
+    def _use_members(self, world: World) -> None:
+        """Use these members from now on."""
+        if self.source is not None:
+            self.source.abort()
+        gc.collect()  # an interrupted step has cycles, and buckets that will be replaced
+        self.world, self.shutdown.abort_flag = world, world.abort_flag()
+        epoch = world.membership_epoch
         self.group = self.everybody.subgroup(world.members)
+        self.first_step = epoch.first_step
+        self.clock.go_to(self.step)
         self._store_exchanges = 0
         self._next_loader = None
         self.collectives = Collectives(self.group, self.engine, self.clock)
@@ -170,7 +221,7 @@ class RankSession:
         )
         self.context = PlanContext(
             world=world,
-            abort_flag=abort_flag,
+            abort_flag=self.abort_flag,
             group=self.group,
             engine=self.engine,
             clock=self.clock,
@@ -178,10 +229,11 @@ class RankSession:
             agreement=self.agreement,
             bad_gradients=BadGradients(world, self.clock),
             snapshot=self.snapshot,
-            on_interrupted=on_interrupted,
+            on_interrupted=self.on_interrupted,
             first_step=self.first_step,
-            root=root,
+            root=epoch.root,
             ledger=self.ledger,
+            notify=self._notify,
         )
 
     @contextmanager
@@ -214,7 +266,7 @@ class RankSession:
                 "name it in attach() if you trust the network; if you haven't named it at all, "
                 "another process writes to the run's store",
             )
-        if isinstance(self.model, nn.parallel.DistributedDataParallel):
+        if isinstance(self.model, nn.parallel.DistributedDataParallel) and plan != self.plan:
             raise PlanError("a DDP object can't change its plan", "attach the model without DDP")
 
     def _refuse_what_does_not_suit(self, plan: Plan) -> None:
@@ -226,24 +278,25 @@ class RankSession:
             if self.data_position.rank_loader is not None:
                 self.data_position.rank_loader.with_allocation(allocation)
 
-    def run_plan(self, held: CompressorState | None = None) -> None:
-        """Start the plan with this step; its compressor continues with the state `held`, if any.
+    def _run_plan(self, kept: PlanState, repeating: Source | None) -> None:
+        """Start the plan with this step; it continues with the state that another one `kept`.
         Residuals that it can't hold are added to the next gradient; under a code, where several
         ranks compute the same, they are dropped."""
         self._refuse_what_does_not_suit(self.plan)
         self.data_position.start_checks()
-        self.synchronizer = synchronizer_of(self.context, self.model, self.optimizer, self.plan)
+        self.source = make(self.context, self.model, self.optimizer, self.plan, repeating)
         self.shutdown.is_spare = waits_for_nobody(self.plan) and not self.is_checkpoint_writer
-        allocation = self.tree.allocation if self.tree else None
         if self.data_position.rank_loader is not None:
             self._next_loader = self.data_position.rank_loader.with_members(
-                self.world.members, allocation
+                self.world.members, self.exchange.allocation
             )
             if self.step >= self.first_step:
                 self.begin()
-        if self.tree is not None:
-            self.warns = self.tree.is_root  # one warning is enough
-        residuals = {} if held is None else self.attached.load_compressor_state(held)
+        self.warns = self.exchange.warns
+        self._load_kept(kept)
+
+    def _load_kept(self, kept: PlanState) -> None:
+        residuals = self.attached.load_kept(kept) if kept else {}
         if not is_relayed(self.plan):
             parameters = dict(inner(self.model).named_parameters())
             add_to_next_gradient(parameters, residuals, self.group.size)
@@ -258,23 +311,50 @@ class RankSession:
         new one needs it."""
         self.refuse_what_does_not_run(plan)
         self.attached.wait_and_apply()
-        compressor_state = summable_state(self.attached.compressor_state)
+        kept = summands(self.attached.kept)
         self.attached.detach()
         if self.replicas_differ and not plan.averages_parameters:
             state = self._optimizer_state()
             self.collectives.all_reduce_mean(p.detach() for p in self.differing)
             self.collectives.all_reduce_mean_of_differing([*_statistics(self.model), *state])
-        if isinstance(self.synchronizer, AsynchronousSynchronizer):
-            self.synchronizer.leave(self.engine.timeout)
+        self._leave_exchange()
+        if self.plan.cadence.staleness is not None:
             self.collectives.broadcast(self.checkpoint_writer(), self._optimizer_state())
             self.ledger = Ledger()
             self.context = replace(self.context, root=None, ledger=self.ledger)
-        if self.tree is not None:
-            # Ranks that join later have yet to apply this change.
-            self.tree.leave(self.engine.timeout, replace(self.snapshot(), agreed=self.agreed))
-            self.tree.close()
-        self.plan = plan
-        self.run_plan(compressor_state)
+        self.enter(None, plan, lambda: (None, kept))
+
+    def restart(self, load: Callable[[], PlanState]) -> None:
+        """Run the plan from the state that `load` loads, before the first step."""
+        before, kept = self.step, load()
+        if isinstance(self.model, nn.parallel.DistributedDataParallel):
+            self._load_kept(kept)  # its hook can't be registered again
+        elif self.step != before or not waits_for_nobody(self.plan):
+            self.attached.detach()
+            self._leave_exchange()
+            self.enter(None, self.plan, lambda: (None, kept))
+
+    def _leave_exchange(self) -> None:
+        """Leave the exchange when no other rank needs this one there."""
+
+        def last() -> Snapshot:  # ranks that join a tree later have yet to apply this change
+            return replace(self.snapshot(), changes=self.agreed)
+
+        self.exchange.leave(self.engine.timeout, last)
+        self.exchange.close()
+
+    def leave(self, seconds: float) -> bool | None:
+        """Wait until the ranks that may still need this one have ended too; False after a timeout,
+        None if all members leave together."""
+        return self.exchange.leave(seconds, self._last_snapshot)
+
+    def _last_snapshot(self) -> Snapshot | None:
+        """The state at the end; None if it may be that of half a step."""
+        if self.shutdown.failed:
+            return None
+        self.data_position.leave_epoch()
+        self.catch_up()
+        return replace(self.snapshot(), ended=True)
 
     # Equal replicas
 
@@ -344,49 +424,50 @@ class RankSession:
 
     # Snapshots
 
-    def snapshot(self, held: CompressorState = MappingProxyType({})) -> Snapshot:
-        """The state of this rank; `held` is the compressor state that is equal on all ranks."""
+    def snapshot(self, kept: PlanState = MappingProxyType({})) -> Snapshot:
+        """The state of this rank; recipients get `kept` of the plan's state."""
         objects = self.saved_objects  # later changes by the script don't count
         if objects is None:
             objects = [part.state_dict() for part in self.state]
         return Snapshot(
             step=self.step,
             position=self.data_position.position,
-            shared=self.clock.shared,
-            agreed=self.agreement.effective_count,
-            ended=False,
+            sampling=self.data_position.sampling,
+            collectives=self.clock.shared,
+            changes=self.agreement.effective_count,
             plan=str(self.plan),
             model=inner(self.model).state_dict(),
             optimizer=self.optimizer.state_dict(),
             objects=objects,
-            held=map_state(held, torch.from_numpy),
+            kept=kept,
         )
 
     def load_snapshot(self, state: Snapshot) -> None:
         """Continue from the state of another rank."""
         state.load_into(inner(self.model), self.optimizer, self.state)
         self.clock.go_to(state.step)
-        self.clock.shared = state.shared
+        self.clock.shared = state.collectives
         self.data_position.jump(state.position, again=state.settings(self.optimizer, self.state))
         self.data_position.stopping = self.data_position.stopping or state.ended
-        self.agreement.effective_count = state.agreed
+        self.agreement.effective_count = state.changes
 
-    def catch_up(self) -> None:
-        """Under a code: load another rank's state if the others are so far ahead that this rank
-        can't get their results. Under `asp`: skip the steps that the others took while this rank
-        was absent."""
-        if self.tree is not None and self.tree.left_behind(self.step):
-            self.load_snapshot(self.tree.request_snapshot(after=self.step))
-        behind = (
-            self.synchronizer.behind
-            if isinstance(self.synchronizer, AsynchronousSynchronizer)
-            else 0
-        )
+    def catch_up(self, after: int | None = None) -> None:
+        """Follow ranks that don't wait for this one: load the state of one that is past the step
+        `after`, or else this step, if results that this rank needs aren't kept any more; skip the
+        steps that the others took while this rank was absent."""
+        snapshot = self.exchange.missed_snapshot(self.step if after is None else after)
+        if snapshot is not None:
+            self.load_snapshot(snapshot)
+        behind = self.exchange.take_skipped_steps()
         if behind:
             log.warning("rank %d was absent: its part of %d steps is dropped", self.rank, behind)
             if self.data_position.rank_loader is not None:
                 self.data_position.skip(behind)
             self.clock.go_to(self.step + behind)
+
+
+def _raise(error: Interrupted | StoreLost) -> bool:
+    raise error
 
 
 def inner(model: nn.Module) -> nn.Module:

@@ -7,21 +7,24 @@ result, load the state of one of the most advanced, and so do ranks that join. A
 the interrupted operation from its beginning, a step on the same samples, distributed over the new
 members: no sample is lost, and none is applied twice.
 
+Members change at safe points only. An interrupted step is marked: its averages are missing, so it
+doesn't count, and the rendezvous follows at the next safe point, which begins the step again. Only
+where this rank's samples can't be had again (the script's own loader), or each rank keeps its own
+step (`asp`), the rendezvous takes place where the averages are waited for.
+
 If the other members are past the operation, this rank doesn't repeat it, nor the collectives that
 they completed since: `_collectives_to_skip` counts these until its next safe point.
 """
 
 from __future__ import annotations
 
-import gc
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
+from dataclasses import dataclass
 from time import monotonic, time
 from typing import Any
-
-import torch
 
 from thalweg.catalog import default_catalog, parse_plan
 from thalweg.engine.collectives import SEE_OUTPUT_REMEDY, Collectives, RoundCounter
@@ -35,60 +38,69 @@ from thalweg.members.membership_epoch import (
 )
 from thalweg.members.world import World
 from thalweg.plan import Plan
-from thalweg.redundancy import allocation_of, is_relayed, waits_for_nobody
+from thalweg.redundancy import allocation_of, is_relayed
 from thalweg.schedules import Group
 from thalweg.training.auto.request import with_settings
-from thalweg.training.compressor_state import (
-    CompressorState,
-    replicated_state,
-    state_after_member_change,
-)
 from thalweg.training.lifecycle import RankSession
+from thalweg.training.plan_context import tree_under_way
+from thalweg.training.plan_state import PlanState, after_member_change, equal_state
 from thalweg.training.rendezvous import LostSamples, MembershipChange
 from thalweg.training.snapshot import Snapshot
-from thalweg.training.sources.gradients import GradientSynchronizer
-from thalweg.training.state_encoding import map_state
+from thalweg.training.sources.source import Source
 
 MAX_STATE_LAG_STEPS = 4  # of a rank whose state is requested
 STATE_ROUND_COUNT = 1 << 16  # round numbers of snapshots, below those of other collectives
-INCIDENT_HISTORY_COUNT = 10_000
 log = logging.getLogger("thalweg")
+
+
+@dataclass(slots=True, kw_only=True)
+class _Interruption:
+    """An operation that a rendezvous interrupts, and this rank's part in the rendezvous: its place,
+    its kept state from before, and its proposals that haven't taken effect."""
+
+    doing: MemberPhase
+    place: tuple[int, int]  # step, and collectives since
+    kept: PlanState
+    proposals: Sequence[tuple[str, Any]]
 
 
 class Recovery:
     """The recovery of one rank. `membership` is None where members can't change. Restarted ranks
     find `published` in the store."""
 
-    def __init__(self, session: RankSession, world: World, published: Mapping[str, str]) -> None:
+    def __init__(self, session: RankSession, published: Mapping[str, str]) -> None:
+        self._world = world = session.world
         self.membership = world.membership
-        self.changes: list[MembershipChange] = []
         self.on_change: Callable[[MembershipChange], None] = lambda change: None
-        self.on_members_changed: Callable[[], None] = lambda: None  # called after a rendezvous
         self._session = session
-        self._world = world
         self._published = dict(published)
+        self._interruption: _Interruption | None = None  # until the rendezvous
         self._noticed: float | None = None  # when this rank learnt of the next change
         self._unawaited: set[int] = set()  # absent ranks that no rank waits for
         self._collectives_done = 0  # since the last step
         self._collectives_to_skip = 0.0  # that the other members completed without this rank
         self._stops_at: int | None = None  # the step at which others have stopped already
         self._has_no_state = False  # its own state is void, and no other is loaded yet
+        session.on_interrupted = self.mark_step
         if self.membership is not None:
             self.membership.on_suspected = self._note_absence
             self.membership.on_recovered = self._note_return
 
     @property
     def membership_epoch(self) -> MembershipEpoch:
-        if self.membership is None:
-            return MembershipEpoch.first(self._world.size)
-        return self.membership.membership_epoch
+        return self._world.membership_epoch
 
-    def find_epoch(self) -> World:
-        """The members that train now, for a restarted rank, which may be one of them."""
-        assert self.membership is not None
-        epoch = self.membership.find()
-        if self._world.rank in epoch.members and epoch.number > 1:
-            return self._enter()
+    @property
+    def is_interrupted(self) -> bool:
+        """True from an interruption to the next rendezvous."""
+        return self._interruption is not None
+
+    def find_world(self) -> World:
+        """The members that train now; a restarted rank may be one of them."""
+        if self.membership is not None and self._world.restarted:
+            epoch = self.membership.find()
+            if self._world.rank in epoch.members and epoch.number > 1:
+                return self._enter()
         return self._world
 
     def start(self) -> None:
@@ -96,7 +108,11 @@ class Recovery:
         if self.membership is not None:
             self.membership.triggers_rendezvous = self._triggers_rendezvous
             # Under a code lost messages are requested again.
-            self.membership.heeds_losses = lambda: not waits_for_nobody(self._session.plan)
+            self.membership.heeds_losses = lambda: self._session.exchange.waits_for_all
+
+    def publish(self, values: Mapping[str, str]) -> None:
+        """Keep these values in the store, also in one that replaces it."""
+        self._published |= values
 
     # Operations that may be interrupted
 
@@ -105,6 +121,7 @@ class Recovery:
         if the step was interrupted, as the members before it don't come to this collective."""
         if self._session.saved_objects is not None:
             return
+        self._rendezvous_if_interrupted()
         if self._collectives_to_skip > 0:
             self._collectives_to_skip -= 1
             self._collectives_done += 1
@@ -120,15 +137,20 @@ class Recovery:
         finally:
             self._collectives_done += 1
 
-    def safe_point(self, work: Callable[[], Any]) -> None:
-        """Run the work of a safe point, where ranks that request it may join."""
+    def safe_point(self, work: Callable[[], Any]) -> bool:
+        """Run the work of a safe point, where ranks that request it may join. False if the other
+        members are in another epoch of the data: then it is left to the safe point there."""
 
         def come() -> None:
             self._check_members()
             work()
 
+        self._rendezvous_if_interrupted()
+        if self._session.data_position.is_elsewhere:
+            return False
         self._collectives_to_skip = 0.0
         self._together(come, MemberPhase.SAFE_POINT)
+        return True
 
     def stepped(self) -> None:
         self._collectives_done = 0
@@ -142,7 +164,8 @@ class Recovery:
         except (Interrupted, StoreLost):
             if self.membership is None:
                 raise
-            self._rendezvous(MemberPhase.SAFE_POINT)
+            self._interrupt(MemberPhase.SAFE_POINT)
+            self._rendezvous()
             session.agreement.propose("sync", str(plan))
 
     def leave(self, seconds: float) -> bool:
@@ -155,32 +178,35 @@ class Recovery:
                 except Interrupted:
                     if session.shutdown.failed or session.engine.failed:
                         return True
-                    self._rendezvous(MemberPhase.COLLECTIVE)
+                    self._interrupt(MemberPhase.COLLECTIVE)
+                    self._rendezvous()
         return True
 
-    def recover_step(self) -> None:
-        """Recover from an interrupted step. It is repeated from its beginning; or with the present
-        gradients, if only the script knows the samples, or each rank keeps its place. Where
-        replicas differ, each rank keeps its own."""
+    def mark_step(self, error: Interrupted | StoreLost) -> bool:
+        """Mark the step whose exchange was interrupted. Where replicas differ it counts without its
+        average; elsewhere it is repeated from its beginning. True if it is repeated at once, with
+        the present gradients, by the source that called this."""
         if self.membership is None:
-            raise  # the store is lost, so no rendezvous is possible
-        session, data_position = self._session, self._session.data_position
+            raise error  # the store is lost, so no rendezvous is possible
+        session = self._session
+        source, own_loader = session.source, session.data_position.rank_loader is None
+        self._interrupt(MemberPhase.STEP)
+        if session.replicas_differ:
+            return False
         # Torch's all-reduce has overwritten the gradients with means or partial sums.
         spoilt = default_catalog().is_native(session.plan)
-        loaded = self._rendezvous(MemberPhase.STEP)
-        if loaded is None and session.replicas_differ:
-            return
-        synchronizer = session.synchronizer
-        again = (data_position.rank_loader is None and not spoilt) or session.keeps_own
-        if loaded is None and again and isinstance(synchronizer, GradientSynchronizer):
-            synchronizer.repeat()
-            return
+        loaded = None
+        if (own_loader and not spoilt) or session.keeps_own:
+            loaded = self._rendezvous(repeating=source)
+            if loaded is None and session.source is source:
+                return True
         session.saved_objects = deepcopy([part.state_dict() for part in session.state])
         if loaded is None:
-            data_position.jump(data_position.position)
+            session.data_position.jump(session.data_position.position)
         for parameter in session.model.parameters():
             if parameter.grad is not None:
                 parameter.grad.zero_()
+        return False
 
     def rejoin(self) -> None:
         """Join a running job after a restart: the coded tree, if this rank still has its place
@@ -195,20 +221,19 @@ class Recovery:
                     "give data= and batch= to attach(), or restart all ranks from a checkpoint",
                 )
             self._has_no_state = True
-            self._rendezvous(MemberPhase.SAFE_POINT)
+            self._interrupt(MemberPhase.SAFE_POINT)
+            self._rendezvous()
 
     def _joins_tree(self, membership: Membership) -> bool:
         session = self._session
         with suppress(Interrupted, StoreLost):  # the others rendezvous, maybe without it
             if session.rank in membership.membership_epoch.members:
-                plan_and_step = session.context.tree_under_way()
+                plan_and_step = tree_under_way(session.world)
                 if plan_and_step is not None:
-                    session.refuse_what_does_not_run(plan_and_step[0])
-                    session.plan, session.clock.step = plan_and_step
-                    session.run_plan()
-                    assert session.tree is not None
-                    near = membership.heartbeat.detector.furthest - MAX_STATE_LAG_STEPS
-                    session.load_snapshot(session.tree.request_snapshot(after=near))
+                    plan, session.clock.step = plan_and_step
+                    session.enter(session.world, plan)
+                    session.exchange.has_diverged = True
+                    session.catch_up(membership.heartbeat.detector.furthest - MAX_STATE_LAG_STEPS)
                     return True
         return False
 
@@ -231,36 +256,57 @@ class Recovery:
                 work()
                 return
             except (Interrupted, StoreLost):
-                if self.membership is None or self._session.synchronizer is None:
+                if self.membership is None or self._session.source is None:
                     raise
-                self._rendezvous(doing)
+                self._interrupt(doing)
+                self._rendezvous()
                 if self.membership_epoch.place != begun:
                     return
 
     # Rendezvous
 
-    def _rendezvous(self, doing: MemberPhase) -> Snapshot | None:
-        """Rendezvous, and continue from where the most advanced members are. Returns the snapshot
-        that was loaded, if this rank wasn't one of these."""
+    def _interrupt(self, doing: MemberPhase) -> None:
+        """Stop the plan that runs, unless an interruption did so before, and keep what the
+        rendezvous needs."""
+        if self._interruption is not None:
+            return
         session = self._session
+        kept: PlanState = {}
+        proposals: Sequence[tuple[str, Any]] = ()
+        if session.source is not None:
+            in_step = doing is MemberPhase.STEP
+            kept = session.source.kept_before if in_step else session.source.kept
+            kept = after_member_change(kept)
+            session.source.abort()
+            proposals = session.agreement.pending
+        self._interruption = _Interruption(
+            doing=doing,
+            place=(session.step, self._collectives_done),
+            kept=kept,
+            proposals=proposals,
+        )
+
+    def _rendezvous_if_interrupted(self) -> None:
+        if self._interruption is not None:
+            self._rendezvous()
+
+    def _rendezvous(self, repeating: Source | None = None) -> Snapshot | None:
+        """Rendezvous, and continue from where the most advanced members are. `repeating` is the
+        source that waits for the averages of an interrupted step. Returns the snapshot that was
+        loaded, if this rank wasn't one of these."""
+        session, interruption = self._session, self._interruption
+        assert interruption is not None
         abort = session.abort_flag.poll()
         if abort is not None and not isinstance(abort, StoreLost):
             raise abort
         lost_samples = self._lost_samples()
-        held: CompressorState = {}
-        if session.synchronizer is not None:
-            if doing is MemberPhase.STEP:
-                held = session.synchronizer.compressor_state_before
-            else:
-                held = session.synchronizer.compressor_state
-            held = state_after_member_change(held)
-            session.synchronizer.abort()
         loaded: Snapshot | None = None
         while True:
+            step, works = interruption.place
             status = MemberStatus(
-                step=session.step,
-                works=self._collectives_done,
-                doing=doing,
+                step=step,
+                works=works,
+                doing=interruption.doing,
                 joins=self._has_no_state,
                 keeps=session.keeps_own,
                 stops=session.data_position.stopping,
@@ -268,39 +314,30 @@ class Recovery:
                 version=session.ledger.version,
             )
             with suppress(Interrupted, StoreLost):
-                loaded = self._enter_epoch(status, held) or loaded
+                loaded = self._enter_epoch(status, interruption, repeating) or loaded
                 break
+        self._interruption = None
         self._note_epoch(0 if lost_samples is None else self._lost(lost_samples))
         return loaded
 
-    def _enter_epoch(self, status: MemberStatus, held: CompressorState) -> Snapshot | None:
+    def _enter_epoch(
+        self, status: MemberStatus, interruption: _Interruption, repeating: Source | None
+    ) -> Snapshot | None:
         """Enter the next membership epoch; returns the snapshot that was loaded, if any."""
         session = self._session
-        pending = session.agreement.pending
         world = self._next_world(status)
         epoch = self.membership_epoch
         self._has_no_state = self._has_no_state or session.rank in epoch.joined
         self._refuse_unknown_place(epoch)
-        session.first_step = epoch.first_step
-        session.set_members(world, world.abort_flag(), self.recover_step, epoch.root)
-        plan = _fitting(parse_plan(epoch.plan), session.group)
-        session.refuse_what_does_not_run(plan)
-        session.plan = plan
-        session.clock.go_to(session.step)
         self._collectives_to_skip = epoch.collectives_to_skip(session.rank)
         self._stops_at = epoch.stops_at
-        gc.collect()  # the interrupted step has cycles, and buckets that will be replaced
-        loaded = self._transfer_snapshot(epoch, replicated_state(held))
-        if loaded is not None:
-            self._load_snapshot(loaded, epoch)
-            held = map_state(loaded.held, torch.Tensor.numpy)
-        if session.closed:
-            return loaded
-        session.run_plan(held)
-        for name, value in pending:
+        plan = _fitting(parse_plan(epoch.plan), session.everybody.subgroup(epoch.members))
+        loaded = session.enter(
+            world, plan, lambda: self._transferred(epoch, interruption), repeating
+        )
+        for name, value in interruption.proposals if not session.closed else ():
             if name in ("sync", "stop"):
                 session.agreement.propose(name, value)
-        self.on_members_changed()
         return loaded
 
     def _next_world(self, status: MemberStatus) -> World:
@@ -332,31 +369,30 @@ class Recovery:
         self._session.engine.enter_epoch(epoch, world.abort_flag())
         return world
 
-    def _transfer_snapshot(self, epoch: MembershipEpoch, held: CompressorState) -> Snapshot | None:
-        """The donor's snapshot on each of the recipients; None on other ranks. A joining rank's own
-        tensors are overwritten, which saves memory. A member that is behind keeps its own until all
-        of the donor's have arrived: if the donor fails, the step is repeated without it."""
-        session, recipients = self._session, epoch.recipients
+    def _transferred(
+        self, epoch: MembershipEpoch, interruption: _Interruption
+    ) -> tuple[Snapshot | None, PlanState]:
+        """The snapshot of the donor on each recipient, None on other ranks; and the kept state to
+        continue with. A joining rank's own tensors are overwritten, which saves memory. A member
+        that is behind keeps its own until all of the donor's have arrived: if the donor fails, the
+        step is repeated without it."""
+        session, recipients, kept = self._session, epoch.recipients, interruption.kept
         if not recipients or session.rank not in (epoch.donor, *recipients):
-            return None
+            return None, kept
         clock = RoundCounter(epoch.place[0])
         clock.shared = -STATE_ROUND_COUNT
         group = session.group.subgroup(sorted((epoch.donor, *recipients)))
         collectives = Collectives(group, session.engine, clock, SEE_OUTPUT_REMEDY)
-        found = session.snapshot(held).broadcast(
+        found = session.snapshot(equal_state(kept)).broadcast(
             collectives, epoch.donor, overwrites=session.rank in epoch.joined
         )
-        return None if session.rank == epoch.donor else found
-
-    def _load_snapshot(self, state: Snapshot, epoch: MembershipEpoch) -> None:
-        session = self._session
-        session.load_snapshot(state)
-        self._collectives_done = epoch.place[1]
-        if session.keeps_own and session.data_position.rank_loader is not None:
-            session.data_position.skip(session.first_step - session.step)
-            session.clock.go_to(session.first_step)
-            self._collectives_done = epoch.start[1]
+        if session.rank == epoch.donor:
+            return None, kept
         self._has_no_state = False
+        interruption.kept = found.kept
+        interruption.place = epoch.start if session.keeps_own else epoch.place
+        self._collectives_done = interruption.place[1]
+        return found, interruption.kept
 
     def _refuse_unknown_place(self, epoch: MembershipEpoch) -> None:
         session, place = self._session, epoch.place[0]
@@ -454,22 +490,15 @@ class Recovery:
             over=now,
             samples=samples,
         )
-        self.changes.append(change)
         self.on_change(change)
-        del self.changes[:-INCIDENT_HISTORY_COUNT]
 
     # Calls of the failure detector
 
     def _triggers_rendezvous(self, rank: int) -> bool:
         """True if the absence of this rank requires a rendezvous. A code can do without some ranks
         for a while."""
-        session = self._session
-        if waits_for_nobody(session.plan) and session.tree is None:
-            return rank == session.checkpoint_writer()
         assert self.membership is not None
-        return session.tree is None or session.tree.must_rebuild_without(
-            rank, self.membership.suspected
-        )
+        return self._session.exchange.needs(rank, self.membership.suspected)
 
 
 def _fitting(plan: Plan, group: Group) -> Plan:

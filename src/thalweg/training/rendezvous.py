@@ -8,11 +8,29 @@ from dataclasses import dataclass
 from thalweg.facts import Size, Workload
 from thalweg.plan import Plan
 from thalweg.schedules import Group
-from thalweg.steps import compile_rounds
+from thalweg.steps import compile_step
 from thalweg.training.data.position import BatchIndex
 from thalweg.training.data.sampler import BatchSampler
 
 GROUPING_WORKLOAD = Workload.of_size(Size.parse("4KB"))  # groups don't depend on it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Members(Collection[int]):
+    """The ranks that train together in one membership epoch, which is 1 at first, and one more
+    after every rendezvous."""
+
+    ranks: tuple[int, ...]
+    epoch: int
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.ranks)
+
+    def __len__(self) -> int:
+        return len(self.ranks)
+
+    def __contains__(self, rank: object) -> bool:
+        return rank in self.ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +93,7 @@ class LostSamples:
         return self.since
 
     def _averaging_groups(self, step: int) -> Iterator[int]:
-        for round_ in compile_rounds(self.plan, self.group, GROUPING_WORKLOAD, step):
+        for round_ in compile_step(self.plan, self.group, GROUPING_WORKLOAD, step).rounds:
             if round_.group.size > 1:
                 yield from round_.group.ranks
 

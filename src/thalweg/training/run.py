@@ -5,12 +5,12 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 from weakref import ref
 
 import torch
@@ -19,39 +19,30 @@ from torch import nn
 from thalweg.catalog import default_catalog, parse_plan
 from thalweg.engine.arrivals import Arrivals
 from thalweg.engine.digest import digest
-from thalweg.errors import Mismatch, PlanError, RunError, ThalwegError
-from thalweg.members.agreement import Change
-from thalweg.observe import StepTotals, Straggler
+from thalweg.errors import Mismatch, PlanError, RunError, ThalwegError, UsageError
 from thalweg.observe.monitor import REPLICA_CHECK_PERIOD_STEPS
-from thalweg.plan import Plan, What
-from thalweg.predict import Advice
+from thalweg.plan import Plan
 from thalweg.redundancy import is_coded, is_relayed, waits_for_nobody
 from thalweg.training.auto.controller import ADVICE_CHANGE, AutoController
-from thalweg.training.auto.policy import PlanChoice
 from thalweg.training.auto.request import is_auto
 from thalweg.training.backward_hooks import Hook
-from thalweg.training.checkpoint_io import load, save
+from thalweg.training.checkpoint_io import load, load_state, own_state_of, save, state_of
 from thalweg.training.coded_model_check import warn_of_what_differs, what_differs
-from thalweg.training.compression_overlap import Timing
-from thalweg.training.compressor_state import total_residuals
-from thalweg.training.contention_monitor import CONTENTION_CHANGE, Adjustment, agreed_contention
+from thalweg.training.contention_monitor import Adjustment
 from thalweg.training.data.loader import IsOver
-from thalweg.training.exchanges.native import NativeSynchronizer
-from thalweg.training.exchanges.server import AsynchronousSynchronizer
+from thalweg.training.events import Events, RunEvent
 from thalweg.training.factory import trainable
 from thalweg.training.finite import ReportedNames, not_finite
 from thalweg.training.lifecycle import RankSession
-from thalweg.training.optimizer_state import has_new_optimizer_state, statistics_of
+from thalweg.training.optimizer_state import statistics_of
+from thalweg.training.plan_state import PlanState, residuals_in
 from thalweg.training.recovery import Recovery
-from thalweg.training.rendezvous import MembershipChange
-from thalweg.training.sources.gradients import GradientSynchronizer
-from thalweg.training.sources.parameters import ParameterSynchronizer
+from thalweg.training.rendezvous import Members
+from thalweg.training.run_summary import RunSummary
 from thalweg.training.step_timer import StepTimer
 
 log = logging.getLogger("thalweg")
 TRAINABLE_CHECK_PERIOD_STEPS = 8
-SKIPPED_HISTORY_STEPS = 1000
-SLOTS_CHANGE = "slots"  # the optimizer has state that isn't averaged yet
 DIFFERENCE_CHANGE = "difference"  # replicas differ that should be equal: the run ends
 SECOND_BACKWARD_ERROR = (
     "a second backward in one step followed one whose gradients were not finite",
@@ -64,7 +55,8 @@ REPLICAS_DIFFER_REMEDY = (
 
 
 class Run:
-    """A training run from the point of view of one worker. `attach()` creates it."""
+    """A training run from the point of view of one worker. `attach()` creates it. As a context
+    manager it closes itself, and reports an error that leaves the block to the other ranks."""
 
     def __init__(
         self,
@@ -72,6 +64,8 @@ class Run:
         recovery: Recovery,
         requested: Plan,
         records: Path | None,
+        events: Events,
+        begin: Callable[[Any], None],
         *,
         skips: bool,
     ) -> None:
@@ -79,16 +73,18 @@ class Run:
         self._session = session
         self._recovery = recovery
         self._requested = requested
+        self._events = events
+        self._begin = begin  # with an optimizer that attach() wasn't given
         self._position = session.data_position
-        self._adjustments: list[Adjustment] = []
         self._auto: AutoController | None = None
         self._auto_runs = is_auto(requested) and session.world.size > 1
         self._passed_safe_point = False
+        self._has_begun = False  # a safe point was passed
+        self._rejoined = False  # a running job, after a restart
         self._shares_random = False
         self._without_gradient: list[tuple[nn.Parameter, torch.Tensor | None]] = []
         self._hooks: list[Any] = []
         self._skips_nonfinite = skips  # True: skip steps whose gradients are not finite
-        self._skipped: deque[tuple[int, str]] = deque(maxlen=SKIPPED_HISTORY_STEPS)
         self._step_skipped = False  # the step that the optimizer is about to take was skipped
         # Of the last step: a gradient and its version.
         self._stepped_with: tuple[ref[torch.Tensor], int] | None = None
@@ -99,12 +95,29 @@ class Run:
         self._open_steps = 0  # nested calls of the optimizer's step that are under way
         self._has_closure = False  # the last optimizer step was called with a closure
         self._timer = StepTimer(
-            self._session, lambda: self.arrivals, records, self._check_gradients
+            self._session, lambda: self._arrivals, records, self._check_gradients, events
         )
-        recovery.on_change = lambda change: self._timer.monitor.note(
-            "incident", change.step, change.reason
+        recovery.on_change = lambda change: events.add(
+            "incident", change.step, change.reason, change
         )
-        recovery.on_members_changed = self._follow_members
+        session.on_entered = self._follow_members
+        if not session.has_optimizer:
+            hook = Hook(lambda *_: self._refuse_forward_without_optimizer())
+            self._hooks = [session.model.register_forward_pre_hook(hook)]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close the run. An error that leaves the block is reported to the other ranks first."""
+        if error is not None and not isinstance(error, SystemExit):
+            self._session.shutdown.report(error)
+        self.close()
 
     # Properties for the script
 
@@ -119,116 +132,94 @@ class Run:
         return self._session.group.size
 
     @property
-    def members(self) -> tuple[int, ...]:
-        """The ranks that train together now."""
-        return self._session.world.members
-
-    @property
-    def formation(self) -> int:
-        """The membership epoch: 1 at first, one more after every rendezvous."""
-        return self._recovery.membership_epoch.number
-
-    @property
-    def incidents(self) -> Sequence[MembershipChange]:
-        """The membership changes so far: ranks that failed or joined, and when training resumed."""
-        return tuple(self._recovery.changes)
-
-    @property
-    def counts(self) -> bool:
-        """False for the rest of a loop iteration whose step was interrupted by a rendezvous; the
-        next iteration repeats the step. True otherwise."""
-        tree = self._session.tree
-        return self._session.saved_objects is None and not (tree is not None and tree.has_diverged)
-
-    @property
     def step(self) -> int:
         """The number of steps that the optimizer has taken."""
         return self._session.step
 
     @property
-    def sync(self) -> str:
-        """The plan that runs now, as text."""
-        return str(self._session.plan)
+    def plan(self) -> Plan:
+        """The plan that runs now; `str(run.plan)` is its text."""
+        return self._session.plan
 
     @property
-    def stopping(self) -> bool:
+    def members(self) -> Members:
+        """The ranks that train together now, and the membership epoch."""
+        epoch = self._recovery.membership_epoch.number
+        return Members(ranks=self._session.world.members, epoch=epoch)
+
+    @property
+    def counts(self) -> bool:
+        """False if the loss of this batch is of no step, for a logger: the rest of a loop iteration
+        whose step was interrupted by a rendezvous, which the next iteration repeats; and under a
+        code a batch whose step the other ranks have completed, and whose result is applied already.
+        True otherwise."""
+        return self._applies and not self._catches_up
+
+    @property
+    def should_stop(self) -> bool:
         """True if all ranks have agreed to stop here."""
         return self._position.stopping
 
     @property
-    def arrivals(self) -> Arrivals:
+    def events(self) -> Sequence[RunEvent]:
+        """The events of this run so far, the newest 10,000: changes of members and of the plan,
+        stragglers, skipped steps and others."""
+        return self._events.newest()
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer. If `attach()` wasn't given one, set it on every rank before the first
+        step, once: the run begins then."""
+        return self._session.optimizer
+
+    @optimizer.setter
+    def optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._session.closed:
+            raise RunError("the run is closed", "attach the model again")
+        if self._session.has_optimizer:
+            raise UsageError(
+                "the run has an optimizer already",
+                "close the run, and attach the model with the other one",
+            )
+        self._begin(optimizer)
+
+    def report(self, *, drift: bool = False, residuals: bool = False) -> RunSummary:
+        """The figures of this run so far: stragglers, step times by rank, timings, advice.
+
+        drift      also measure how far replicas differ. Call it on every rank then, between two
+                   steps; it changes nothing. RunError under plans that wait for no rank, where
+                   ranks may be at different steps
+        residuals  also copy what this rank's compressor has left out, as large as the model
+        """
+        session, monitor = self._session, self._timer.monitor
+        rejections = dict(session.world.security.refused)  # other threads count
+        events = self._events.newest()
+        return RunSummary(
+            stragglers=tuple(monitor.stragglers),
+            totals={rank: replace(t) for rank, t in dict(monitor.step_totals).items()},
+            timings=tuple(session.exchange.timings),
+            advice=None if self._auto is None else self._auto.advice,
+            rejected={why.name.lower(): number for why, number in rejections.items()},
+            drift=self._drift() if drift else None,
+            residuals=self._residuals() if residuals else None,
+            cluster=session.everybody.cluster,
+            changes=tuple((e.step, e.data) for e in events if e.kind == "late"),
+        )
+
+    @property
+    def _arrivals(self) -> Arrivals:
         """The times at which this rank and its peers arrived at each bucket of the last steps."""
-        tree = self._session.tree
-        return self._session.engine.arrivals if tree is None else tree.relay.arrivals
+        return self._session.exchange.arrivals or self._session.engine.arrivals
 
     @property
-    def late(self) -> Sequence[Straggler]:
-        """The stragglers that the first member sees now, with cause and cost: ranks whose compute
-        time is above the others', and slow NICs and uplinks. Empty if there are none."""
-        return self._timer.monitor.stragglers
+    def _applies(self) -> bool:
+        """False for the rest of a loop iteration whose step was interrupted by a rendezvous."""
+        return self._session.saved_objects is None and not self._session.exchange.has_diverged
 
     @property
-    def latenesses(self) -> Sequence[tuple[int, Sequence[Straggler]]]:
-        """The stragglers over time: the step of each change, and the stragglers from there on."""
-        return tuple(self._timer.monitor.changes)
-
-    def summary(self) -> str:
-        """A table of step times and stragglers: of all ranks on the first member, of this rank
-        alone on the others."""
-        return self._timer.summary()
-
-    @property
-    def tallies(self) -> Mapping[int, StepTotals]:
-        """The numbers of that table by rank."""
-        return dict(self._timer.monitor.step_totals)
-
-    @property
-    def refused(self) -> Mapping[str, int]:
-        """The number of rejected messages from non-members and former members, by reason."""
-        rejections = dict(self._session.world.security.refused)  # other threads count
-        return {why.name.lower(): number for why, number in rejections.items()}
-
-    @property
-    def skipped(self) -> Sequence[tuple[int, str]]:
-        """The steps that this rank has skipped because gradients were not finite, with the
-        cause."""
-        return tuple(self._skipped)
-
-    @property
-    def adjustments(self) -> Sequence[Adjustment]:
-        """The changes of contended links in the averaging groups, each with step and reason."""
-        return tuple(self._adjustments)
-
-    @property
-    def choices(self) -> Sequence[PlanChoice]:
-        """The plans that `auto` has run, each with its first step, reason, predicted and measured
-        step time."""
-        return () if self._auto is None else tuple(self._auto.choices)
-
-    @property
-    def advice(self) -> Advice | None:
-        """The last advice under `auto`, on rank 0."""
-        return None if self._auto is None else self._auto.advice
-
-    @property
-    def timings(self) -> Sequence[Timing]:
-        """The time of backward, exposed communication and compression in the last steps of this
-        rank. Empty under plans without common steps, and under those that average parameters."""
-        synchronizer = self._session.synchronizer
-        return tuple(synchronizer.exchange.timings) if synchronizer is not None else ()
-
-    @property
-    def catching_up(self) -> bool:
-        """True if the step of this batch is over under a code, and its result is applied
-        already."""
+    def _catches_up(self) -> bool:
+        """True if the step of this batch is over under a code."""
         return not self._position.counts
-
-    @property
-    def approximate(self) -> Mapping[int, float]:
-        """Under a code with beyond=partial: the steps whose gradient was scaled up from a part of
-        the batch, and the size of that part."""
-        tree = self._session.tree
-        return {} if tree is None else tree.approximate
 
     # Data
 
@@ -242,8 +233,8 @@ class Run:
         yield from self._position.batches(epoch, self.safe_point, self._is_over)
 
     def _is_over(self) -> IsOver:
-        step, tree = self.step, self._session.tree
-        return lambda number: tree is not None and tree.relay.has(step + number)
+        step, exchange = self.step, self._session.exchange
+        return lambda number: exchange.has_result(step + number)
 
     def mean(self, losses: torch.Tensor) -> torch.Tensor:
         """The loss to call backward on, from one loss per sample. Its value is the plain mean over
@@ -290,7 +281,7 @@ class Run:
         with inside:
             yield
 
-    def average(self, tensors: Iterable[torch.Tensor]) -> None:
+    def all_reduce_mean(self, tensors: Iterable[torch.Tensor]) -> None:
         """Overwrite these floating-point tensors with their mean over all ranks. Call it on every
         rank, between two steps."""
         self._average(tensors, lambda listed: self._session.collectives.all_reduce_mean(listed))
@@ -309,20 +300,14 @@ class Run:
 
         self._run_collective(work)
 
-    def left_out(self) -> dict[str, torch.Tensor]:
-        """The residuals of this rank's compressor by parameter, divided by the number of ranks:
-        their sum over all ranks is the part that the mean gradient still lacks."""
-        residuals = total_residuals(self._session.attached.compressor_state)
+    def _residuals(self) -> dict[str, torch.Tensor]:
+        residuals = residuals_in(self._session.attached.kept)
         return {name: torch.from_numpy(residual.copy()) for name, residual in residuals.items()}
 
-    def drift(self) -> float:
-        """The RMS distance of the replicas' parameters from their mean. Call it on every rank,
-        between two steps; it changes nothing. It is 0 if replicas are bitwise equal, as they should
-        be under exact and lossy plans. RunError under plans that wait for no rank, where ranks may
-        be at different steps."""
+    def _drift(self) -> float:
         if waits_for_nobody(self._session.plan):
             raise RunError(
-                f"under {self.sync} no rank waits for another, so replicas are at different steps",
+                f"under {self.plan} no rank waits for another, so replicas are at different steps",
                 "switch to ring before; under a code the run ends by itself if replicas differ",
             )
         parameters = [p.detach() for p in self._session.trained.values()]
@@ -333,13 +318,13 @@ class Run:
         pairs = zip(parameters, means, strict=True)
         squares = [(own - mean).double().square().sum().cpu() for own, mean in pairs]
         square = torch.stack(squares).sum()
-        self.average([square])
+        self.all_reduce_mean([square])
         return float(square.sqrt())
 
-    def switch(self, sync: str) -> None:
+    def switch(self, plan: str | Plan) -> None:
         """Propose another plan, on any rank: all ranks switch to it at the same safe point."""
-        self._session.refuse_what_does_not_run(parse_plan(sync))
-        self._session.agreement.propose("sync", sync)
+        self._session.refuse_what_does_not_run(plan if isinstance(plan, Plan) else parse_plan(plan))
+        self._session.agreement.propose("sync", str(plan))
 
     def stop(self) -> None:
         """Propose to stop, on any rank: `run.batches` and `run.epochs` end at the same step on all
@@ -354,8 +339,10 @@ class Run:
             self._open_steps = 0
         if self._passed_safe_point:
             return
-        self._passed_safe_point = True
         session = self._session
+        session.require_optimizer()
+        self._events.deliver()
+        self._passed_safe_point = self._has_begun = True
         saved_objects, session.saved_objects = session.saved_objects, None
         for part, saved in zip(
             session.state, saved_objects or (), strict=saved_objects is not None
@@ -363,37 +350,31 @@ class Run:
             part.load_state_dict(saved)
         self._refuse_new_parameters()
         with self._timer.blocked_between_steps("the safe point"):
-            self._recovery.safe_point(self._apply_changes)
+            self._passed_safe_point = self._recovery.safe_point(self._apply_changes)
         self._shares_random = False
 
     def _apply_changes(self) -> None:
         session = self._session
         self._timer.follow()
         session.catch_up()
-        if session.tree is not None:
-            session.tree.serve()
+        session.exchange.serve()
         if self.step < session.first_step:
             return
         session.begin()
         session.agreed = session.agreement.effective_count
-        plan, groups, drifted_to = None, None, None
-        for change in session.agreement.take_effect(self.step):
-            if change.name == "stop":
-                self._position.stopping = True
-            elif change.name == "sync":  # the last of several counts, as with groups
-                plan = parse_plan(str(change.value))
-            elif change.name == CONTENTION_CHANGE:
-                groups = change
-            elif change.name == SLOTS_CHANGE and isinstance(
-                session.synchronizer, ParameterSynchronizer
-            ):
-                session.synchronizer.refresh_tensors()  # the plan may have changed since
-            elif change.name == DIFFERENCE_CHANGE:
-                raise Mismatch(str(change.value), REPLICAS_DIFFER_REMEDY)
-            elif change.name == ADVICE_CHANGE:
-                drifted_to = float(str(change.value))
-        if groups is not None and self._adjust(groups):
+        # Of several changes with one name the last counts.
+        agreed = {change.name: change for change in session.agreement.take_effect(self.step)}
+        if DIFFERENCE_CHANGE in agreed:
+            raise Mismatch(str(agreed[DIFFERENCE_CHANGE].value), REPLICAS_DIFFER_REMEDY)
+        self._position.stopping = self._position.stopping or "stop" in agreed
+        drifted_to = None
+        if ADVICE_CHANGE in agreed:
+            drifted_to = float(str(agreed[ADVICE_CHANGE].value))
+        adjustments = filter(None, map(session.attached.adopt, agreed.values()))
+        for adjustment in adjustments:
+            self._note_adjustment(adjustment)
             drifted_to = None  # the adjustment may be enough
+        plan = parse_plan(str(agreed["sync"].value)) if "sync" in agreed else None
         if plan is not None and plan != session.plan:
             self._recovery.switch_plan(plan)
             if self.rank == 0:
@@ -404,21 +385,12 @@ class Run:
         elif self._auto is not None and self._auto_runs:
             self._auto.at_safe_point(self.step, drifted_to)
 
-    def _adjust(self, change: Change) -> bool:
-        """Adopt another set of contended links; False if the plan has no groups any more."""
-        synchronizer = self._session.synchronizer
-        if not isinstance(synchronizer, ParameterSynchronizer) or not synchronizer.adjusts:
-            return False
-        contention, reason = agreed_contention(change.value)
-        synchronizer.adopt(contention)
-        made = Adjustment(step=change.step, kept_apart=str(contention), reason=reason)
-        self._adjustments.append(made)
-        self._timer.monitor.note("groups", made.step, str(made))
+    def _note_adjustment(self, made: Adjustment) -> None:
+        self._events.add("groups", made.step, str(made), made)
         if self._auto is not None:
             self._auto.adjusted()
         if self.rank == 0:
             log.info("%s", made)
-        return True
 
     def save(self, directory: str | Path, *, keep: int = 2) -> None:
         """Write a checkpoint for `attach(resume=directory)`, and keep the newest `keep`. Call it on
@@ -426,9 +398,43 @@ class Run:
         alone."""
         self._run_collective(lambda: save(self._session, Path(directory), keep))
 
+    def state_dict(self) -> dict[str, Any]:
+        """The run as plain containers, numbers, text and tensors: the model, the optimizer, the
+        `state=` objects, the plan, the step, the data position, and the random and kept state of
+        the ranks. Put it into a checkpoint of your own, and give it to `load_state_dict`.
+
+        Call it on every rank, between two steps: replicas that differ are averaged in it. Tensors
+        are copies. The state dict of the first member (rank 0 while it lives) has the own states of
+        all ranks, the others' only their own, so save that one. Under a plan that waits for no rank
+        none has another's, and under `asp` only the root has the optimizer's state. If a rendezvous
+        has interrupted the step (`run.counts` is False), it is this rank's state alone."""
+        states: list[dict[str, Any]] = []
+        self._run_collective(lambda: states.append(state_of(self._session)))
+        return states[-1] if states else own_state_of(self._session)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state_dict` returned, as with `attach(resume=)`: also with another
+        plan or number of workers. Call it on every rank, after `attach()` and before `run.epochs`,
+        `run.batches` and the first forward. The state that rank 0 was given (under a code the root)
+        is loaded on all ranks; the others' must be of the same step. A worker that was restarted in
+        a running job has the others' state already, and loads nothing. CheckpointError on all ranks
+        if the state doesn't fit."""
+        if self._rejoined:
+            return
+        if self._has_begun or self._position.in_epoch:
+            raise UsageError(
+                "run.load_state_dict was called after the training had begun",
+                "call it right after attach(), before run.epochs, run.batches and the model",
+            )
+        session = self._session
+        self._run_collective(lambda: session.restart(lambda: load_state(session, state)))
+        self._follow_members()
+        self._timer.begin(self.step)
+
     def _run_collective(self, work: Callable[[], Any]) -> None:
         """Run a collective of all members between two steps."""
-        with self._timer.blocked_between_steps("run.save, consensus or average"):
+        self._session.require_optimizer()
+        with self._timer.blocked_between_steps("run.save, consensus or all_reduce_mean"):
             self._recovery.run_collective(work)
 
     def close(self) -> None:
@@ -438,24 +444,30 @@ class Run:
         if session.closed or os.getpid() != self._process:  # a fork is no rank
             return
         session.closed = True
-        atexit.unregister(self.close)
+        atexit.unregister(self._close_at_exit)
         for hook in self._hooks:
             hook.remove()
         if self._auto is not None:
             self._auto.close()
         self._timer.close()
-        if session.synchronizer is not None and not session.shutdown.failed:
+        if session.source is not None and not session.shutdown.failed:
             with suppress(ThalwegError):  # a failed rank reports its error elsewhere
-                session.synchronizer.detach()
+                session.source.detach()
         try:
             session.shutdown.leave(self.step, self._end)
         finally:
-            if session.tree is not None:
-                session.tree.close()
+            session.exchange.close()
             if membership is not None:
                 membership.close(finished=not (session.shutdown.failed or session.engine.failed))
             session.engine.close()
-        self._timer.log_summary()
+        self._timer.log_summary(lambda: self.report().table())
+        self._events.deliver()
+
+    def _close_at_exit(self) -> None:
+        """Close a run that the script hasn't closed: the others may still read its messages."""
+        if os.getpid() == self._process:
+            self._session.shutdown.report_uncaught()
+            self.close()
 
     def _end(self, seconds: float) -> bool:
         """Leave the run, and publish its end for ranks that join later."""
@@ -471,37 +483,27 @@ class Run:
     def _leave(self, seconds: float) -> bool:
         """Wait until the ranks that may still need this one have ended too; False after a
         timeout."""
-        session = self._session
-        if isinstance(session.synchronizer, AsynchronousSynchronizer):
-            return session.synchronizer.leave(seconds)
-        if session.tree is None:
-            return self._recovery.leave(seconds)
-        if session.shutdown.failed or session.tree.relay.is_closed:
-            return True  # this rank's state may be that of half a step
-        self._position.leave_epoch()
-        session.catch_up()
-        return session.tree.leave(seconds, replace(session.snapshot(), ended=True))
+        left = self._session.leave(seconds)
+        return self._recovery.leave(seconds) if left is None else left
 
     # Called by attach()
 
-    def start(self, resume: Path | None, *, returns: bool) -> None:
+    def _start(self, resume: Path | None, *, returns: bool) -> None:
         """Begin from a checkpoint if there is one, else from rank 0's model. A rank that returns to
         a running job begins from the state of another rank."""
-        session = self._session
+        session, self._rejoined = self._session, returns
         try:
             if returns:
                 self._recovery.rejoin()
             else:
-                compressor_state = None if resume is None else load(session, resume)
-                if compressor_state is None:
-                    session.broadcast_model(0)
-                session.run_plan(compressor_state)
-                self._follow_members()
+                session.enter(session.world, session.plan, lambda: self._first_state(resume))
         except BaseException:
             self._timer.close()
             raise
         self._timer.begin(self.step)
         self._recovery.start()
+        for hook in self._hooks:
+            hook.remove()
         self._hooks = [
             session.optimizer.register_step_pre_hook(
                 Hook(lambda _, *given: self._before_step(*given))
@@ -509,6 +511,12 @@ class Run:
             session.optimizer.register_step_post_hook(Hook(lambda *_: self._after_step())),
             session.model.register_forward_pre_hook(Hook(lambda *_: self._before_forward())),
         ]
+
+    def _first_state(self, resume: Path | None) -> tuple[None, PlanState]:
+        kept = None if resume is None else load(self._session, resume)
+        if kept is None:
+            self._session.broadcast_model(0)
+        return None, kept or {}
 
     def _follow_members(self) -> None:
         """Follow a change of members: monitoring, and `auto`, which restarts if no rank is
@@ -519,7 +527,9 @@ class Run:
             self._auto.close()
             self._auto = None
         if self._auto_runs and session.group.size == session.everybody.size:
-            self._auto = AutoController(self._requested, session, self._refuse_for_auto)
+            self._auto = AutoController(
+                self._requested, session, self._refuse_for_auto, self._events.add
+            )
 
     def _refuse_for_auto(self, plan: Plan) -> None:
         """Raise PlanError for a plan that can't run, and for a code under which the script's last
@@ -541,17 +551,16 @@ class Run:
     def _before_step(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Hide the gradients of a step that doesn't count. Optimizers skip parameters without a
         gradient, and their state, so such a step changes nothing."""
-        synchronizer = self._session.synchronizer
         self._open_steps += 1
         if self._open_steps > 1:
             return  # torch calls hooks again where a subclass's step calls its base's
         self._has_closure = any(map(callable, (*args[1:], *kwargs.values())))
-        if self.counts and not self._step_skipped and not self._has_closure:
+        if self._applies and not self._step_skipped and not self._has_closure:
             self._refuse_gradients_of_no_backward()
-        if not self.counts or (self._step_skipped and not self._without_gradient):
+        if not self._applies or (self._step_skipped and not self._without_gradient):
             self._hide_gradients()
-        elif isinstance(synchronizer, NativeSynchronizer) and not self._has_closure:
-            synchronizer.refuse_unaveraged()
+        elif not self._has_closure:
+            self._session.attached.before_step()
 
     def _refuse_gradients_of_no_backward(self) -> None:
         """Refuse gradients that no hook has seen, such as those of `torch.autograd.grad`. The
@@ -591,12 +600,12 @@ class Run:
         refused, or counts as over: a GradScaler won't call the optimizer then, and if the script
         does, the call changes nothing."""
         session, was_over, self._step_skipped = self._session, self._step_skipped, False
-        if self._open_steps and not self.counts:  # interrupted in a closure, after the step began
+        if self._open_steps and not self._applies:  # interrupted in a closure, after the step began
             self._hide_gradients()
         syncs = getattr(session.model, "require_backward_grad_sync", True)  # False in DDP's no_sync
-        if self._accumulates or session.closed or not self.counts or not syncs:
+        if self._accumulates or session.closed or not self._applies or not syncs:
             return
-        synchronizer, own = session.attached, session.replicas_differ
+        source, own = session.attached, session.replicas_differ
         if was_over and self._open_steps:  # another evaluation of a closure whose step was skipped
             self._hide_gradients()
             self._step_skipped = True
@@ -608,20 +617,19 @@ class Run:
             and not self._passed_safe_point
         ):
             self._fail(RunError(*SECOND_BACKWARD_ERROR))
-        if isinstance(synchronizer, GradientSynchronizer):
-            if synchronizer.is_good:
-                if synchronizer.bad:  # a code has decoded the step from other ranks' answers
-                    text = f"not used: gradients of {', '.join(synchronizer.bad)} are not finite"
-                    self._timer.monitor.note("nonfinite", self.step, text)
-                    log.warning("rank %d, step %d: %s", self.rank, self.step, text)
-                return
-            synchronizer.is_good, names = True, synchronizer.bad
-        elif not (names := not_finite(session.gradients)):
+        names = source.spoilt(session.gradients)
+        if names is None:
+            if source.bad:  # a code has decoded the step from other ranks' answers
+                text = f"not used: gradients of {', '.join(source.bad)} are not finite"
+                self._events.add("nonfinite", self.step, text)
+                log.warning("rank %d, step %d: %s", self.rank, self.step, text)
             return
         bad_gradients = session.context.bad_gradients
-        are_own = own or isinstance(synchronizer, GradientSynchronizer)  # of this rank's backward
+        are_own = own or source.sends_own_gradients  # of this rank's backward
         reported: ReportedNames = {self.rank: names} if names and are_own else {}
-        if not own and not (reported and self._skips_nonfinite and self.rank != self.members[0]):
+        if not own and not (
+            reported and self._skips_nonfinite and self.rank != self.members.ranks[0]
+        ):
             reported = bad_gradients.reports() or reported
         error = bad_gradients.error(reported, names)
         if not self._skips_nonfinite:
@@ -636,10 +644,10 @@ class Run:
             )
         if own:
             self._refuse_sums_of_skipped_gradients([session.gradients[name] for name in names])
-        self._skipped.append((self.step, error.problem))
-        self._timer.monitor.note("nonfinite", self.step, f"skipped: {error.problem}")
-        if own or self.rank == self.members[0]:
-            log.warning("skipped: %s", error.problem)
+        text = f"skipped: {error.problem}"
+        self._events.add("nonfinite", self.step, text, error.problem)
+        if own or self.rank == self.members.ranks[0]:
+            log.warning("%s", text)
         if self._open_steps:  # in a closure
             self._hide_gradients()
         self._end_step()
@@ -668,10 +676,10 @@ class Run:
     def _end_step(self) -> None:
         session, timer = self._session, self._timer
         timer.stepped()
-        if self.counts:
+        if self._applies:
             session.attached.after_step()
         self._passed_safe_point = False
-        if not self.counts:
+        if not self._applies:
             timer.begin(self.step)
             return
         timer.ended(self.step)
@@ -685,18 +693,8 @@ class Run:
         session.clock.tick()
         self._recovery.stepped()
         self._position.stepped()
-        self._compare_replicas()
-        self._check_optimizer_state()
-
-    def _check_optimizer_state(self) -> None:
-        """Propose to average new optimizer state. Some appears only when a parameter is first used,
-        or after skipped steps."""
-        session, synchronizer = self._session, self._session.synchronizer
-        if self.step % TRAINABLE_CHECK_PERIOD_STEPS or session.plan.what is not What.EVERYTHING:
-            return
-        assert isinstance(synchronizer, ParameterSynchronizer)
-        if has_new_optimizer_state(session.optimizer, synchronizer.tensors):
-            session.agreement.propose(SLOTS_CHANGE, True)
+        if not self._recovery.is_interrupted:
+            self._compare_replicas()
 
     def _compare_replicas(self) -> None:
         """Submit a digest of the parameters at intervals; if digests differ, all ranks end at the
@@ -714,12 +712,14 @@ class Run:
         steps = session.model.training and torch.is_grad_enabled() and not session.in_consensus
         self._was_called = self._was_called or steps
         if steps and self._position.rank_loader is None:
-            before = session.synchronizer
+            before = session.source
             self.safe_point()
-            if session.synchronizer is not before and isinstance(
-                session.synchronizer, NativeSynchronizer
-            ):
-                session.synchronizer.join_forward()
+            if session.source is not None and session.source is not before:
+                session.source.join_forward()
+
+    def _refuse_forward_without_optimizer(self) -> None:
+        if self._session.model.training and torch.is_grad_enabled():
+            self._session.require_optimizer()
 
     def _refuse_new_parameters(self) -> None:
         """Look at intervals for parameters that no plan averages: replicas would differ."""

@@ -3,6 +3,11 @@
 At the end of the script each rank waits a moment for the others, which may still have to read its
 last messages. A rank that fails reports the cause; a rank that ends while the others continue,
 because its loader had fewer batches, is reported too, as they would wait until their timeout.
+
+An error of the script reaches the other ranks when it leaves the block of a `with attach(...)`, or
+else at the end of the interpreter, which keeps the uncaught error in `sys.last_value`. Only workers
+of `thalweg run` install a hook for uncaught errors: elsewhere that hook is the launcher's, the
+trainer's or the notebook's.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ from types import TracebackType
 from typing import ClassVar, TextIO
 
 from thalweg.errors import DEBUG_VARIABLE, PeerLost, ThalwegError
+from thalweg.launch.launcher_variables import LAUNCHER_VARIABLE
 from thalweg.members.abort import AbortFlag
 from thalweg.members.world import World
 
@@ -35,6 +41,7 @@ class Shutdown:
         self.is_spare = False  # the others can do without this rank
         self.failed = False
         self._left = False
+        self._uncaught_before = _uncaught()  # in a notebook, by a cell before
         _OneLine.watched[:] = [*(e for e in _OneLine.watched if not e.failed), self]
 
     def fail(self, problem: str) -> None:
@@ -44,14 +51,25 @@ class Shutdown:
 
     @contextmanager
     def publishing_errors(self) -> Iterator[None]:
-        """Inside, errors meant for users reach the other ranks at once."""
+        """Inside, errors reach the other ranks at once."""
         try:
             yield
-        except ThalwegError as error:
-            self.fail(error.problem)
+        except Exception as error:
+            self.report(error)
             raise
         finally:
             errors_in_one_line()
+
+    def report(self, error: BaseException) -> None:
+        """Report an error of this rank to the others."""
+        known = _on_purpose(error)
+        self.fail(known.problem if known else f"{type(error).__name__}: {error}")
+
+    def report_uncaught(self) -> None:
+        """Report the error that has ended the script, if any, at the end of the interpreter."""
+        error = _uncaught()
+        if error is not None and error is not self._uncaught_before and not self.failed:
+            self.report(error)
 
     def leave(self, step: int, part: Callable[[float], bool]) -> None:
         """Leave the run: `part` waits for the others, at most the given seconds, and returns False
@@ -81,7 +99,7 @@ class _OneLine:
         known = _on_purpose(error)
         prefix = ""
         for shutdown in self.watched:
-            shutdown.fail(known.problem if known else f"{kind.__name__}: {error}")
+            shutdown.report(error)
             prefix = f"rank {shutdown.rank}: "
         if known and DEBUG_VARIABLE not in os.environ:
             print(f"thalweg: {prefix}{known}", file=sys.stderr)
@@ -91,7 +109,7 @@ class _OneLine:
 
 class _LogLines(logging.StreamHandler[TextIO]):
     """Thalweg's log lines on standard error, for scripts that don't set up logging; once they do,
-    their own handlers serve. Tables are omitted: `run.summary()` has them."""
+    their own handlers serve. Tables are omitted: `run.report()` has them."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if not logging.root.handlers and "\n" not in record.getMessage():
@@ -109,11 +127,16 @@ def show_log_lines() -> None:
 
 
 def errors_in_one_line() -> None:
-    """Install the hook for uncaught errors. Torch installs its own when it joins a process
-    group."""
-    if not isinstance(sys.excepthook, _OneLine):
+    """Install the hook for uncaught errors in a worker of `thalweg run`. Torch installs its own
+    when it joins a process group."""
+    if LAUNCHER_VARIABLE in os.environ and not isinstance(sys.excepthook, _OneLine):
         sys.excepthook = _OneLine()
         os.register_at_fork(after_in_child=_OneLine.watched.clear)  # a forked process is no rank
+
+
+def _uncaught() -> BaseException | None:
+    """The last error that no code of this process has caught."""
+    return getattr(sys, "last_value", None)
 
 
 def _on_purpose(error: BaseException) -> ThalwegError | None:

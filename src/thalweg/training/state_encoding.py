@@ -20,7 +20,7 @@ from base64 import b64decode, b64encode
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from math import isfinite
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,8 +45,6 @@ _FACTORIES: dict[str | None, Callable[[], Any] | None] = {
     **{kind.__name__: kind for kind in (dict, float, int, list, set, str)},
 }
 Tensors = dict[str, Tensor]
-_From = TypeVar("_From")
-_To = TypeVar("_To")
 
 
 def kinds_of(tensors: Mapping[str, Tensor]) -> Kinds:
@@ -64,16 +62,6 @@ def places_for(kinds: Kinds, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
             place = torch.empty(shape, dtype=kind)
         places[name] = place
     return places
-
-
-def map_state(
-    state: Mapping[str, Mapping[str, _From]], convert: Callable[[_From], _To]
-) -> dict[str, dict[str, _To]]:
-    """The state of a compressor, by kind and parameter, with each of its values converted."""
-    return {
-        kind: {name: convert(value) for name, value in values.items()}
-        for kind, values in state.items()
-    }
 
 
 def pack(state: Any, name: str) -> tuple[Json, Tensors]:

@@ -24,8 +24,8 @@ from thalweg.members.activity import WAITING_PHASE
 from thalweg.observe import StepRecord
 from thalweg.observe.journal import Journal
 from thalweg.observe.monitor import Monitor
-from thalweg.observe.step_totals import summary_text
 from thalweg.training.backward_hooks import AfterBackward, after_gradient
+from thalweg.training.events import Events
 from thalweg.training.factory import trainable
 from thalweg.training.lifecycle import RankSession
 
@@ -37,7 +37,8 @@ OPTIMIZER_PHASE, SAFE_POINT_PHASE = "the optimizer", "a safe point"
 class StepTimer:
     """The timer of one run. Create it before a plan runs, as its hooks must be called first.
     `arrivals` are those of the plan that runs; `records` is the folder to write steps into, if any.
-    `averaged` is called at the very end of every backward."""
+    `averaged` is called at the very end of every backward. The timer adds changes of the plan and
+    of stragglers to `events`, whose records its journal keeps."""
 
     def __init__(
         self,
@@ -45,6 +46,7 @@ class StepTimer:
         arrivals: Callable[[], Arrivals],
         records: Path | None,
         averaged: Callable[[], None],
+        events: Events,
     ) -> None:
         self._call_when_averaged = averaged
         self.computed = False  # a backward was completed since the optimizer's last step
@@ -59,8 +61,11 @@ class StepTimer:
             str(session.plan),
             arrivals,
             None if records is None else Journal(records, world.rank, again=world.restarted),
+            events.add,
             thalweg.__version__,
         )
+        self._events = events
+        events.record = self.monitor.note
         self._hooks = [after_gradient(p, self._gradient) for p in trainable(session.model).values()]
         self.begin(session.step)
 
@@ -69,20 +74,16 @@ class StepTimer:
         session = self._session
         if session.plan is not self._plan or session.world.members != self._members:
             self._plan, self._members = session.plan, session.world.members
-            self.monitor.note("plan", session.step, str(session.plan))
+            self._events.add("plan", session.step, str(session.plan), session.plan)
             self.monitor.begin(session.world, str(session.plan))
 
-    def summary(self) -> str:
-        monitor, cluster = self.monitor, self._session.everybody.cluster
-        return summary_text(cluster, monitor.step_totals, monitor.changes)
-
-    def log_summary(self) -> None:
+    def log_summary(self, summary: Callable[[], str]) -> None:
         """Log the summary when all ranks have ended, on the first member that is left."""
         self.monitor.receive_last_reports()
         if self.monitor.difference and not self._session.shutdown.failed:
             log.error("%s", self.monitor.difference)
         if self.monitor.is_first and len(self._members) > 1:
-            log.info("%s", self.summary())
+            log.info("%s", summary())
 
     def begin(self, step: int, now: float | None = None) -> None:
         """Begin this step; an interrupted step before it isn't recorded."""

@@ -14,6 +14,7 @@ from thalweg.transports.transport import (
     Sending,
     Transport,
 )
+from thalweg.transports.wrapping import wrapping_transports
 
 __all__ = [
     "SENT",
@@ -30,4 +31,5 @@ __all__ = [
     "Sending",
     "TcpTransport",
     "Transport",
+    "wrapping_transports",
 ]

@@ -68,7 +68,7 @@ class RejectionCounter(Counter[RejectionReason]):
         if logs:
             log.warning(
                 "rank %d rejected %s%s (%d so far); training continues, and what it rejects within "
-                "the next %g s is only counted (run.refused)",
+                "the next %g s is only counted (run.report().rejected)",
                 self._rank,
                 why.value,
                 "" if peer is None else f", from rank {peer}",

@@ -9,13 +9,7 @@ import pytest
 
 from thalweg.facts import Size, model_named
 from thalweg.predict.closed_form import ddp_step
-from thalweg.predict.closed_form.ddp_step import (
-    AlphaBetaNetwork,
-    CodecTimes,
-    CompressedStep,
-    SentPayload,
-    UncompressedStep,
-)
+from thalweg.predict.closed_form.ddp_step import AlphaBetaNetwork, DdpStep, SentPayload
 
 SLOW = AlphaBetaNetwork(0.001, 1000.0)  # 1 ms a message, 1 ms a byte
 
@@ -30,9 +24,9 @@ def test_alone_nothing_is_sent(collective: ddp_step.Collective) -> None:
     assert collective(SLOW, 100, 1) == 0
 
 
-def step(compute: float) -> UncompressedStep:
+def step(backward: float) -> DdpStep:
     """On SLOW among 2, buckets take 102, 102 and 12 ms."""
-    return UncompressedStep(compute=compute, buckets=[100, 100, 10], workers=2)
+    return DdpStep.uncompressed(backward, [100, 100, 10], 2)
 
 
 def test_the_last_bucket_is_never_hidden() -> None:
@@ -40,18 +34,20 @@ def test_the_last_bucket_is_never_hidden() -> None:
     assert step(0.1).seconds(SLOW) == pytest.approx(0.204 + 0.012)
 
 
-def test_as_printed_it_is() -> None:
-    assert step(1.0).as_printed(SLOW) == pytest.approx(1.07)
-    assert step(0.1).as_printed(SLOW) == pytest.approx(0.216)
+def test_as_printed_all_buckets_overlap() -> None:
+    for backward, seconds in ((1.0, 1.07), (0.1, 0.216)):
+        dense = step(backward)
+        printed = replace(dense, overlapped=dense.payloads, exposed=())
+        assert printed.seconds(SLOW) == pytest.approx(seconds)
 
 
 def test_one_bucket_is_all_exposed() -> None:
-    dense = UncompressedStep(compute=0.1, buckets=[100], workers=2)
+    dense = DdpStep.uncompressed(0.1, [100], 2)
     assert dense.seconds(SLOW) == pytest.approx(0.107 + 0.102)
 
 
 def test_alone_backward_is_not_slowed_down() -> None:
-    assert UncompressedStep(compute=1.0, buckets=[100], workers=1).seconds(SLOW) == 1.0
+    assert DdpStep.uncompressed(1.0, [100], 1).seconds(SLOW) == 1.0
 
 
 def test_real_last_buckets_come_from_shapes() -> None:
@@ -61,21 +57,21 @@ def test_real_last_buckets_come_from_shapes() -> None:
 
 
 def test_compressed_steps_add_up() -> None:
-    compressed = CompressedStep(
-        compute=1.0,
-        codec=CodecTimes(own=0.2, gathered=0.01),
-        payloads=[SentPayload(10, ddp_step.all_gather), SentPayload(20, ddp_step.ring)],
+    compressed = DdpStep(
+        backward=1.0,
+        codec=0.2,
+        exposed=[SentPayload(10, ddp_step.all_gather), SentPayload(20)],
         workers=4,
     )
     gathered, summed = 3 * (0.001 + 0.01), 6 * 0.001 + 1.5 * 0.02
-    assert compressed.seconds(SLOW) == pytest.approx(1 + 0.2 + 4 * 0.01 + gathered + summed)
+    assert compressed.seconds(SLOW) == pytest.approx(1 + 0.2 + gathered + summed)
 
 
-def halved(codec: float) -> CompressedStep:
-    return CompressedStep(
-        compute=1.0,
-        codec=CodecTimes(own=codec),
-        payloads=[SentPayload(105, ddp_step.ring)],
+def halved(codec: float) -> DdpStep:
+    return DdpStep(
+        backward=1.0,
+        codec=codec,
+        exposed=[SentPayload(105)],
         workers=2,
     )
 
@@ -87,21 +83,19 @@ def test_break_even_on_the_steep_piece() -> None:
 
 def test_break_even_on_the_flat_piece() -> None:
     """1.07 + 10 x = 1 + 0.08 + 5 x, at x = 0.002, where 200 x is still hidden."""
-    compressed = CompressedStep(
-        compute=1.0, codec=CodecTimes(own=0.08), payloads=[SentPayload(5, ddp_step.ring)], workers=2
-    )
+    compressed = DdpStep(backward=1.0, codec=0.08, exposed=[SentPayload(5)], workers=2)
     assert ddp_step.pays_below(step(1.0), compressed, 0.0) == pytest.approx(500)
 
 
 def test_never_and_always() -> None:
-    larger = CompressedStep(
-        compute=1.0,
-        codec=CodecTimes(own=1.0),
-        payloads=[SentPayload(211, ddp_step.ring)],
+    larger = DdpStep(
+        backward=1.0,
+        codec=1.0,
+        exposed=[SentPayload(211)],
         workers=2,
     )
     assert ddp_step.pays_below(step(1.0), larger, 0.0) == 0
-    sooner = replace(halved(0.0), compute=0.5)
+    sooner = replace(halved(0.0), backward=0.5)
     assert ddp_step.pays_below(step(1.0), sooner, 0.0) == inf
 
 

@@ -3,7 +3,6 @@ real schedule where they aren't."""
 
 from __future__ import annotations
 
-from itertools import groupby
 from statistics import mean
 
 import pytest
@@ -15,7 +14,7 @@ from thalweg.catalog import parse_plan
 from thalweg.facts import Cluster, Duration, Size, Workload
 from thalweg.predict import synchronisation_seconds
 from thalweg.schedules import Group, together, traffic
-from thalweg.steps import compile_rounds
+from thalweg.steps import compile_step
 
 PLANS = [
     "umw",
@@ -112,9 +111,8 @@ def test_any_group_takes_at_least_what_its_busiest_link_needs(plan: str, group: 
         return
     found = synchronisation_seconds(parsed, group, workload)
     every, rates = parsed.cadence.every, group.cluster.rates()
-    turn = compile_rounds(parsed, group, workload, every - 1)
     least = 0.0
-    for _, at_once in groupby(turn, key=lambda round_: round_.number):
+    for _, at_once in compile_step(parsed, group, workload, every - 1).concurrent:
         links = together(traffic(r.schedule, group.cluster) for r in at_once).links
         least += max((rates[k].seconds(n) for k, n in links.items() if k in rates), default=0.0)
     one_turn = parsed.topology.name not in ("gossip", "shuffle")

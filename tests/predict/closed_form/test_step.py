@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from thalweg.errors import PlanError
-from thalweg.facts import Cluster, Costs, Duration, Size, StragglerDelay, Workload
+from thalweg.facts import Cluster, Costs, Duration, Situation, Size, StragglerDelay, Workload
 from thalweg.predict import Symbols, predict
 from thalweg.predict.straggler_recurrence import expected_latest
 from thalweg.schedules import Group, all_gather, all_to_all, traffic
@@ -39,9 +39,10 @@ JOB = replace(Workload.of_size(Size.parse("20MB")), costs=LASTS)
 )
 def test_as_replayed(plan: str) -> None:
     cluster = Cluster.regular([4, 4], nic="1gbit", uplink="2gbit")
-    form = predict(plan, cluster, JOB, by_form=True)
+    situation = Situation(cluster=cluster, workload=JOB)
+    form = predict(plan, situation, by_form=True)
     assert form.form == "closed form"
-    assert form.seconds == pytest.approx(predict(plan, cluster, JOB).seconds, rel=0.25)
+    assert form.seconds == pytest.approx(predict(plan, situation).seconds, rel=0.25)
 
 
 @pytest.mark.parametrize(("racks", "members"), [(1, 5), (2, 4), (4, 3), (3, 1)])
@@ -70,22 +71,22 @@ def test_a_ring_by_hand() -> None:
     """One bucket of 20 MB on a hundred links of 1 Gbit/s: 2 99/100 S beta after backward, and 198
     messages of 100 us."""
     cluster = Cluster.regular([100], nic="1gbit", latency=Duration(1e-4))
-    found = predict("ring", cluster, JOB, by_form=True)
+    found = predict("ring", Situation(cluster=cluster, workload=JOB), by_form=True)
     assert found.parts.compute == pytest.approx(0.08)
     assert found.parts.transfer == pytest.approx(2 * 0.99 * 0.16 + 198e-4, rel=0.001)
 
 
 def test_a_hundred_thousand_workers() -> None:
     cluster = Cluster.regular([100] * 1000, nic="10gbit", uplink="40gbit")
-    found = predict("hierarchical", cluster, JOB)
+    found = predict("hierarchical", Situation(cluster=cluster, workload=JOB))
     assert found.form == "closed form"
-    assert 0.08 < found.seconds < predict("ring", cluster, JOB).seconds
+    assert 0.08 < found.seconds < predict("ring", Situation(cluster=cluster, workload=JOB)).seconds
 
 
 @pytest.mark.parametrize("plan", ["gc(stragglers=1)", "codedreduce", "lgc", "asp"])
 def test_who_waits_for_a_quorum_has_none(plan: str) -> None:
     with pytest.raises(PlanError, match="no closed form, and 1000 workers are too many"):
-        predict(plan, Cluster.flat(1000), JOB)
+        predict(plan, Situation(cluster=Cluster.flat(1000), workload=JOB))
 
 
 def test_the_latest_of_two() -> None:

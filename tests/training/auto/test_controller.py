@@ -1,4 +1,4 @@
-"""`sync="auto"` on real ranks: all choose the same, at the same step, and say so."""
+"""`plan="auto"` on real ranks: all choose the same, at the same step, and say so."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from tests.training.workers import (
     same_bits,
     values,
 )
+from thalweg.bench.training import choices_of
 from thalweg.catalog import default_catalog, parse_plan
 from thalweg.errors import NotFitted, PlanError, RunError, WorkerFailed
-from thalweg.facts import Cluster, Duration, Machine, Workload
+from thalweg.facts import Cluster, Duration, Machine, Situation, Size, Workload
 from thalweg.launch.supervisor import SendMessage, run_workers
 from thalweg.launch.worker_process import RESTARTS_VARIABLE
 from thalweg.plan import Plan
 from thalweg.predict import Advice, Breakdown, Estimate, RankedPlan
-from thalweg.probing.calibration import CalibrationResult
 from thalweg.training import Run, attach
 from thalweg.training.auto import policy
-from thalweg.training.auto.measurement import RunCalibrator, RunSituation
+from thalweg.training.auto.measurement import RunCalibrator
 from thalweg.training.auto.profile import Profile
 
 SIZE = 4
@@ -50,7 +50,7 @@ FIRST = 8  # the step of the first advice
 
 
 def ring_is_slow(run: Run, rank: int) -> None:
-    time.sleep(0.02 if run.sync.startswith("ring") else 0.0)
+    time.sleep(0.02 if str(run.plan).startswith("ring") else 0.0)
 
 
 def trained(
@@ -71,27 +71,28 @@ def trained(
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     given: dict[str, Any] = {"data": DATA, "batch": 8} if data else {}
-    run = attach(model, optimizer, sync=sync, timeout=TIMEOUT, **given, **options)
+    run = attach(model, optimizer, plan=sync, timeout=TIMEOUT, **given, **options)
     first, plans = run.step, []
     while run.step < steps:
         for epoch in run.epochs(run.step // 10 + 1) if data else [0]:
             for (x,) in run.batches(epoch) if data else [(torch.full((2, 4), rank + 1.0),)]:
                 if data:
-                    plans.append(run.sync)
+                    plans.append(str(run.plan))
                 before(run, rank)
                 optimizer.zero_grad()
                 torch.autograd.backward(run.mean(model(x).square().sum(1)))
                 optimizer.step()
                 if not data:
-                    plans.append(run.sync)
+                    plans.append(str(run.plan))
                 if run.step >= steps:
                     break
     if "resume" in options:
         run.save(options["resume"])
-    choices = [[c.step, c.sync, c.predicted, c.measured, c.reason] for c in run.choices]
-    left_out = {} if run.advice is None else dict(run.advice.left_out)
-    assumed = [] if run.advice is None else list(run.advice.assumed)
-    verdict = "" if run.advice is None else run.advice.verdict
+    choices = [[c.step, c.sync, c.predicted, c.measured, c.reason] for c in choices_of(run.events)]
+    advice = run.report().advice
+    left_out = {} if advice is None else dict(advice.left_out)
+    assumed = [] if advice is None else list(advice.assumed)
+    verdict = "" if advice is None else advice.verdict
     run.close()
     return {
         "first": first,
@@ -111,7 +112,7 @@ def advice(*rankings: Sequence[tuple[str, float]]) -> Iterator[None]:
     """Of plans and seconds, best first; the last is given again and again."""
     given = list(rankings)
 
-    def advise(cluster: Cluster, workload: Workload, machine: Machine, **asked: Any) -> Advice:
+    def advise(situation: Situation, **asked: Any) -> Advice:
         ranking, left_out = [], {}
         for one in given.pop(0) if len(given) > 1 else given[0]:
             try:
@@ -120,14 +121,12 @@ def advice(*rankings: Sequence[tuple[str, float]]) -> Iterator[None]:
             except PlanError as error:
                 left_out[one[0]] = error.problem
         return Advice(
-            cluster=cluster,
-            workload=workload,
-            machine=machine,
+            situation=situation,
             allow=asked["allow"],
             ranking=tuple(ranking),
             verdict="",
             left_out=left_out,
-            assumed=(*cluster.assumed, *machine.assumed),
+            assumed=situation.assumed,
         )
 
     def predict(plan: Plan, *_: Any, **__: Any) -> Estimate:
@@ -144,8 +143,7 @@ def advice(*rankings: Sequence[tuple[str, float]]) -> Iterator[None]:
 def _advised(sync: str, seconds: float) -> RankedPlan:
     plan = parse_plan(sync)
     estimate = Estimate(
-        sync=sync,
-        workers=SIZE,
+        plan=plan,
         parts=Breakdown(compute=seconds),
         low=0.9 * seconds,
         high=1.1 * seconds,
@@ -153,7 +151,6 @@ def _advised(sync: str, seconds: float) -> RankedPlan:
     )
     promise = default_catalog().guarantee(plan).promise
     return RankedPlan(
-        plan=plan,
         estimate=estimate,
         vs_ddp=1.0,
         promise=promise,
@@ -163,9 +160,9 @@ def _advised(sync: str, seconds: float) -> RankedPlan:
     )
 
 
-def situation_of(calibrator: RunCalibrator) -> RunSituation:
+def situation_of(calibrator: RunCalibrator) -> Situation:
     workload = Workload.of_size(parse_plan("ring").settings.bucket)
-    return RunSituation(cluster=Cluster.flat(SIZE), machine=Machine(), workload=workload)
+    return Situation(cluster=Cluster.flat(SIZE), machine=Machine(), workload=workload)
 
 
 MEASURES = RunCalibrator.calibrate
@@ -208,7 +205,7 @@ def test_a_wrong_prediction_is_repaired_by_looking() -> None:
     """Under `tree` steps take far more than they are predicted to."""
 
     def before(run: Run, rank: int) -> None:
-        time.sleep({"ring": 0.02, "tree": 0.04}.get(run.sync, 0.0))
+        time.sleep({"ring": 0.02, "tree": 0.04}.get(str(run.plan), 0.0))
 
     with advice([("tree", 1e-5), ("double_tree", 2e-5), ("ring", SLOW)]):
         results = on_ranks(SIZE, lambda rank: trained(rank, before=before, steps=50))
@@ -227,8 +224,8 @@ def test_drift_leads_to_another_advice(allow: str, sync: str) -> None:
     """Also from plans whose ranks have no common safe points, or differing replicas."""
 
     def before(run: Run, rank: int) -> None:
-        slow = run.step >= 30 and run.sync != "tree"
-        time.sleep({"ring": 0.02}.get(run.sync, 0.04 if slow else 0.01))
+        slow = run.step >= 30 and str(run.plan) != "tree"
+        time.sleep({"ring": 0.02}.get(str(run.plan), 0.04 if slow else 0.01))
 
     first, second = [(sync, 5.0), ("ring", SLOW)], [("tree", 1e-4), ("ring", SLOW), (sync, SLOW)]
     with advice(first, second), patch.object(policy, "ADVICE_COOLDOWN_STEPS", 4):
@@ -253,7 +250,7 @@ def test_who_is_late_under_a_code_follows() -> None:
     """It comes to the step of a decision when the others have gone on, or jumps beyond it."""
 
     def before(run: Run, rank: int) -> None:
-        time.sleep({"ring": 0.02, "gc(stragglers=1)": 0.01}.get(run.sync, 0.0))
+        time.sleep({"ring": 0.02, "gc(stragglers=1)": 0.01}.get(str(run.plan), 0.0))
         if rank == 3 and run.step == 12:
             time.sleep(0.6)
 
@@ -292,11 +289,10 @@ def test_measurements_that_make_no_sense_do_not_end_it_either() -> None:
 
 def test_what_was_not_seen_is_assumed_aloud() -> None:
     """No cluster file, and no step that could be profiled."""
-    found = CalibrationResult(
+    found = Situation(
         cluster=Cluster.regular([2], nic="1gbit", latency=Duration(1e-4)),
         machine=Machine(),
-        surveyed=Cluster.flat(2),
-        trials=(),
+        workload=Workload.of_size(Size.parse("1MB")),
     )
     with (
         patch.object(RunCalibrator, "calibrate", MEASURES),
@@ -341,7 +337,7 @@ def test_who_is_started_again_comes_back_and_all_choose_anew() -> None:
 
 @pytest.mark.slow
 def test_a_rank_that_fails_meanwhile_ends_it_for_all() -> None:
-    def fails_on_one(calibrator: RunCalibrator) -> RunSituation:
+    def fails_on_one(calibrator: RunCalibrator) -> Situation:
         if os.environ["RANK"] == "2":
             raise RunError("no ruler here", "buy one")
         return situation_of(calibrator)
@@ -387,7 +383,7 @@ def test_ddp_is_left_out_where_it_can_not_run(is_called: bool) -> None:
     def work(rank: int) -> dict[str, Any]:
         model = Inside(nn.Linear(4, 2), *([nn.Linear(2, 2)] if is_called else []))
         optimizer = torch.optim.SGD(model.parameters(), 0.01)
-        run = attach(model, optimizer, sync="auto", data=DATA, batch=8, timeout=TIMEOUT)
+        run = attach(model, optimizer, plan="auto", data=DATA, batch=8, timeout=TIMEOUT)
         for epoch in run.epochs(2):
             for (x,) in run.batches(epoch):
                 ring_is_slow(run, run.rank)
@@ -395,9 +391,10 @@ def test_ddp_is_left_out_where_it_can_not_run(is_called: bool) -> None:
                 outputs = model(x) if is_called else model[0](x)
                 torch.autograd.backward(run.mean(outputs.square().sum(1)))
                 optimizer.step()
-        left_out = {} if run.advice is None else dict(run.advice.left_out)
+        advice = run.report().advice
+        left_out = {} if advice is None else dict(advice.left_out)
         run.close()
-        return {"sync": run.sync, "left_out": left_out}
+        return {"sync": str(run.plan), "left_out": left_out}
 
     with advice([("ddp", 5.0), ("ring", SLOW)]):
         ranks = on_ranks(2, work)
@@ -418,7 +415,7 @@ def test_codes_are_left_out_where_training_would_be_another() -> None:
         torch.manual_seed(0)
         model = nn.Sequential(*layers, nn.Linear(4, 1))
         optimizer = torch.optim.SGD(model.parameters(), 0.01)
-        run = attach(model, optimizer, sync="auto", data=DATA, batch=8, timeout=TIMEOUT)
+        run = attach(model, optimizer, plan="auto", data=DATA, batch=8, timeout=TIMEOUT)
         for epoch in run.epochs(2):
             for (x,) in run.batches(epoch):
                 ring_is_slow(run, run.rank)
@@ -427,9 +424,10 @@ def test_codes_are_left_out_where_training_would_be_another() -> None:
                     losses = model(x).square().sum(1)
                 torch.autograd.backward(run.mean(losses) if weighs else losses.mean())
                 optimizer.step()
-        left_out = {} if run.advice is None else dict(run.advice.left_out)
+        advice = run.report().advice
+        left_out = {} if advice is None else dict(advice.left_out)
         run.close()
-        return {"sync": run.sync, "left_out": left_out}
+        return {"sync": str(run.plan), "left_out": left_out}
 
     code = "gc(stragglers=1)"
     with advice([(code, 5.0), ("ring", SLOW)]):
@@ -521,7 +519,7 @@ def test_a_ddp_object_keeps_its_plan() -> None:
         dist.init_process_group("gloo")
         model = DistributedDataParallel(nn.Linear(2, 1))
         sgd = torch.optim.SGD(model.parameters(), 0.1)
-        refused = raised(lambda: attach(model, sgd, sync="auto", timeout=TIMEOUT))
+        refused = raised(lambda: attach(model, sgd, plan="auto", timeout=TIMEOUT))
         dist.destroy_process_group()
         return refused
 

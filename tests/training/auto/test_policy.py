@@ -26,7 +26,7 @@ START = AutoState(sync="ring", since=0, due=8, awaits_advice=True)
 
 def candidate_plan(sync: str, seconds: float, steps: float = 1.0) -> CandidatePlan:
     return CandidatePlan(
-        sync=sync, seconds=seconds, low=0.95 * seconds, high=1.05 * seconds, steps=steps
+        sync=sync, predicted=seconds, low=0.95 * seconds, high=1.05 * seconds, steps=steps
     )
 
 

@@ -6,16 +6,16 @@ import pytest
 
 from thalweg.catalog import default_catalog, parse_plan
 from thalweg.declarations import Promise
-from thalweg.facts import Cluster, Duration, Machine, Size, StragglerDelay, Workload
+from thalweg.facts import Cluster, Duration, Machine, Situation, Size, StragglerDelay, Workload
 from thalweg.predict import Advice, advise
 from thalweg.predict.extra_steps import ExtraSteps
+from thalweg.predict.fitting import FREE_BACKEND_ASSUMPTION
 from thalweg.schedules import Group
 from thalweg.training.auto.controller import PlanRanker, cycle_of, waiting_seconds, warmup_steps_of
-from thalweg.training.auto.measurement import RunSituation
 from thalweg.training.auto.request import is_auto, plan_at_first, with_settings
 
 
-def ranker_of(situation: RunSituation) -> PlanRanker:
+def ranker_of(situation: Situation) -> PlanRanker:
     group = Group.everybody(situation.cluster)
     return PlanRanker(situation, group, parse_plan("auto"), 8, lambda plan: None)
 
@@ -50,13 +50,11 @@ def test_a_plan_of_another_bucket_needs_as_many_steps(sync: str) -> None:
     plan = parse_plan(sync)
     more = ExtraSteps(optimizer="adamw").of(plan, default_catalog().guarantee(plan).promise)
     cluster = Cluster.flat(4)
-    situation = RunSituation(
+    situation = Situation(
         cluster=cluster, machine=Machine(), workload=Workload.of_size(Size.parse("1MB"))
     )
     advice = Advice(
-        cluster=cluster,
-        workload=situation.workload,
-        machine=situation.machine,
+        situation=situation,
         allow=Promise.EVENTUAL,
         ranking=(),
         verdict="",
@@ -70,11 +68,11 @@ def test_a_plan_of_another_bucket_needs_as_many_steps(sync: str) -> None:
 @pytest.mark.parametrize("optimizer", ["adamw", "lion"])
 def test_plans_whose_extra_steps_are_not_known_are_not_taken_up(optimizer: str) -> None:
     cluster = Cluster.regular([4], nic="100mbit")
-    situation = RunSituation(
+    situation = Situation(
         cluster=cluster, machine=Machine(), workload=Workload.of_size(Size.parse("4MB"))
     )
     found = ranker_of(situation)
-    advice = advise(cluster, situation.workload, allow=Promise.LOSSY, optimizer=optimizer)
+    advice = advise(situation, allow=Promise.LOSSY, optimizer=optimizer)
     taken = [candidate.sync for candidate in found.ranking(advice, parse_plan("ring"))]
     assert any("+" in str(ranked.plan) for ranked in advice.ranking)
     assert any("+" in sync for sync in taken) == (optimizer == "adamw")
@@ -83,14 +81,13 @@ def test_plans_whose_extra_steps_are_not_known_are_not_taken_up(optimizer: str) 
 
 def test_a_backend_that_was_not_tried_is_not_chosen() -> None:
     cluster = Cluster.flat(4)
-    situation = RunSituation(
+    situation = Situation(
         cluster=cluster,
-        machine=Machine(),
+        machine=Machine(assumed=(FREE_BACKEND_ASSUMPTION,)),
         workload=Workload.of_size(Size.parse("1MB")),
-        native=False,
     )
     ranker = ranker_of(situation)
-    advice = advise(cluster, situation.workload, situation.machine, refuse=ranker.refuse)
+    advice = advise(situation, refuse=ranker.refuse)
     ranking = ranker.ranking(advice, parse_plan("ring"))
     assert "ddp" not in [candidate.sync for candidate in ranking]
     assert advice.left_out["ddp"] == "the backend of ddp can't be measured here"

@@ -80,7 +80,7 @@ def trained(rank: int, sync: str, steps: int = 6, **options: Any) -> nn.Module:
     make = options.pop("make", net)
     model = make().to(options.pop("dtype", torch.float32))
     sgd = torch.optim.SGD(model.parameters(), 0.05)
-    run = attach(model, sgd, sync=sync, timeout=TIMEOUT, **options)
+    run = attach(model, sgd, plan=sync, timeout=TIMEOUT, **options)
     for number in range(steps):
         step(model, sgd, 100 * number + rank)
     run.close()
@@ -127,7 +127,7 @@ def distance(model: nn.Module, numbers: range, size: int = SIZE) -> float:
 def descending(sync: str, **options: Any) -> Iterator[tuple[Run, nn.Module, torch.optim.Optimizer]]:
     model = Slopes()
     sgd = torch.optim.SGD(model.parameters(), 1.0)
-    run = attach(model, sgd, sync=sync, timeout=TIMEOUT, **options)
+    run = attach(model, sgd, plan=sync, timeout=TIMEOUT, **options)
     yield run, model, sgd
     run.close()
 
@@ -148,7 +148,7 @@ def test_random_states_are_the_users(name: str) -> None:
     model = net()
     states = torch.get_rng_state(), random.getstate(), repr(np.random.get_state())
     sgd = torch.optim.SGD(model.parameters(), 0.05)
-    run = attach(model, sgd, sync=f"ring+{name}", timeout=TIMEOUT)
+    run = attach(model, sgd, plan=f"ring+{name}", timeout=TIMEOUT)
     for number in range(3):
         step(model, sgd, number)
     run.close()
@@ -183,9 +183,9 @@ def test_what_is_left_out_comes_later(name: str, in_one_crew: InOneCrew) -> None
         with descending(sync) as (run, model, sgd):
             for number in range(5):
                 descend(run, model, sgd, rank, number)
-            held = run.left_out()
+            held = run.report(residuals=True).residuals
             for kept in held.values():
-                run.average([kept])
+                run.all_reduce_mean([kept])
             with torch.no_grad():
                 for key, parameter in model.named_parameters():
                     if key in held:
@@ -207,7 +207,7 @@ def test_leaving_a_compressor_pays_back(sync: str, in_one_crew: InOneCrew) -> No
                 run.switch(sync)
             for number in range(4, 21):
                 descend(run, model, sgd, rank, number)
-            return {"apart": distance(model, range(21)), "sync": run.sync}
+            return {"apart": distance(model, range(21)), "sync": str(run.plan)}
 
     for result in in_one_crew(SIZE, work):
         assert result["sync"] == sync
@@ -235,7 +235,7 @@ def test_nothing_is_lost_between_plans(before: str, after: str, in_one_crew: InO
             for number in range(21, 39):
                 descend(run, model, sgd, rank, number)
             result = {"apart": distance(model, range(39)), "print": fingerprint(model)}
-            return {**result, "sync": run.sync}
+            return {**result, "sync": str(run.plan)}
 
     results = in_one_crew(SIZE, work)
     assert same_bits(results)
@@ -257,8 +257,8 @@ def test_what_is_kept_of_an_unused_parameter_is_not_lost() -> None:
                     loss = model(given)
                 loss.backward()
                 sgd.step()
-            kept = run.left_out()["other"]
-            run.average([kept])
+            kept = run.report(residuals=True).residuals["other"]
+            run.all_reduce_mean([kept])
             wanted = sum(slopes(r, n)["other"] for n in (0, 2, 4) for r in range(SIZE)) / SIZE
             moved = -model.other.detach() + SIZE * kept.view(30, 50)
             return {"apart": (moved - wanted).abs().max().item()}
@@ -271,7 +271,7 @@ def test_variances_stay_positive() -> None:
         model = net()
         adam = torch.optim.Adam(model.parameters(), 0.01)
         sync = "local_sgd(every=1, optimizer=averaged)+int8"
-        run = attach(model, adam, sync=sync, timeout=TIMEOUT)
+        run = attach(model, adam, plan=sync, timeout=TIMEOUT)
         for number in range(8):
             step(model, adam, 100 * number + rank)
         run.close()
@@ -340,7 +340,7 @@ def resumed(
     for numbers in (range(steps // 2), range(steps // 2, steps)):
         model = make()
         sgd = torch.optim.SGD(model.parameters(), 0.05)
-        run = attach(model, sgd, sync=sync, resume=folder, timeout=TIMEOUT)
+        run = attach(model, sgd, plan=sync, resume=folder, timeout=TIMEOUT)
         for number in numbers:
             step(model, sgd, 100 * number + rank)
         run.save(folder)
@@ -414,7 +414,7 @@ def test_odd_shapes(name: str, in_one_crew: InOneCrew) -> None:
     def work(rank: int, name: str) -> dict[str, Any]:
         model = Odd()
         sgd = torch.optim.SGD(model.parameters(), 0.01)
-        run = attach(model, sgd, sync=f"ring+{name}", timeout=TIMEOUT)
+        run = attach(model, sgd, plan=f"ring+{name}", timeout=TIMEOUT)
         for number in range(3):
             sgd.zero_grad()
             model(torch.tensor(0.1 * (1 + rank + number))).backward()
@@ -432,7 +432,7 @@ def test_mixed_types_have_buckets_of_their_own() -> None:
         model = net()
         model[2].to(torch.bfloat16)
         sgd = torch.optim.SGD(model.parameters(), 0.05)
-        run = attach(model, sgd, sync="ring+int8", timeout=TIMEOUT)
+        run = attach(model, sgd, plan="ring+int8", timeout=TIMEOUT)
         for number in range(3):
             sgd.zero_grad()
             for parameter in model.parameters():
@@ -454,7 +454,7 @@ def test_what_is_not_finite_is_named(name: str, value: float) -> None:
     def work(rank: int) -> dict[str, Any]:
         model = Slopes()
         sgd = torch.optim.SGD(model.parameters(), 1.0)
-        attach(model, sgd, sync=f"ring+{name}", timeout=TIMEOUT)
+        attach(model, sgd, plan=f"ring+{name}", timeout=TIMEOUT)
         given = slopes(rank, 0)
         if rank == 1:
             given["other"][3, 7] = value
@@ -487,7 +487,7 @@ def test_averaging_parameters_keeps_their_mean(sync: str, in_one_crew: InOneCrew
                 descend(run, model, sgd, rank, number)
             with run.consensus():
                 mean = distance(model, range(6))
-            return {"mean": mean, "drift": run.drift()}
+            return {"mean": mean, "drift": run.report(drift=True).drift}
 
     for result in in_one_crew(SIZE, work):
         assert result["mean"] < (5e-3 if "16" in sync else 1e-5)
@@ -532,7 +532,7 @@ def test_plans_that_wait_for_nobody(sync: str, in_one_crew: InOneCrew) -> None:
     def work(rank: int, sync: str) -> dict[str, Any]:
         model = net()
         sgd = torch.optim.SGD(model.parameters(), 0.2)
-        run = attach(model, sgd, sync=sync, data=DATA, batch=16, timeout=TIMEOUT)
+        run = attach(model, sgd, plan=sync, data=DATA, batch=16, timeout=TIMEOUT)
         losses = []
         for epoch in run.epochs(5):
             for (x,) in run.batches(epoch):
@@ -563,7 +563,7 @@ def test_under_a_ddp_object(name: str) -> None:
         model = net()
         ddp = DistributedDataParallel(model, bucket_cap_mb=0.02)
         sgd = torch.optim.SGD(model.parameters(), 0.05)
-        run = attach(ddp, sgd, sync=f"ring+{name}", timeout=TIMEOUT)
+        run = attach(ddp, sgd, plan=f"ring+{name}", timeout=TIMEOUT)
         for number in range(5):
             step(ddp, sgd, 100 * number + rank)
         run.close()
@@ -583,13 +583,13 @@ def test_ddp_lays_out_its_own_buckets(sync: str) -> None:
         model = Slopes()
         ddp = DistributedDataParallel(model, bucket_cap_mb=0.012)
         sgd = torch.optim.SGD(model.parameters(), 1.0)
-        run = attach(ddp, sgd, sync=sync, timeout=TIMEOUT)
+        run = attach(ddp, sgd, plan=sync, timeout=TIMEOUT)
         for number in range(4):
             sgd.zero_grad()
             ddp(slopes(rank, number)).backward()
             sgd.step()
-        held = run.left_out()
-        run.average(list(held.values()))
+        held = run.report(residuals=True).residuals
+        run.all_reduce_mean(list(held.values()))
         with torch.no_grad():
             for key, parameter in model.named_parameters():
                 if key in held:
@@ -624,7 +624,7 @@ def test_ddp_lays_out_its_own_buckets(sync: str) -> None:
 def test_what_cannot_be_is_said(sync: str, words: str) -> None:
     model = net()
     sgd = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
-    told = raised(lambda: attach(model, sgd, sync=sync, timeout=TIMEOUT))
+    told = raised(lambda: attach(model, sgd, plan=sync, timeout=TIMEOUT))
     assert words in told["text"]
 
 
@@ -634,6 +634,6 @@ def test_a_checkpoint_of_another_model(tmp_path: Path) -> None:
         run.save(tmp_path)
     model = net()
     sgd = torch.optim.SGD(model.parameters(), 0.05)
-    told = raised(lambda: attach(model, sgd, sync="ring+topk", resume=tmp_path, timeout=TIMEOUT))
+    told = raised(lambda: attach(model, sgd, plan="ring+topk", resume=tmp_path, timeout=TIMEOUT))
     assert told["kind"] == "CheckpointError"
     assert "doesn't fit this Sequential" in told["text"]

@@ -17,7 +17,7 @@ from torch import nn
 from thalweg.facts import Size
 from thalweg.training.buckets import FlatBucket
 from thalweg.training.exchanges.parameter_server import UNKNOWN_CLOCK, ParameterServer
-from thalweg.training.exchanges.server import ServerExchange
+from thalweg.training.exchanges.server import ServerClient
 from thalweg.training.plan_context import Ledger
 from thalweg.training.sources.gradients import PARTICIPATION_FLAGS, layout_of
 from thalweg.transports.best_effort import BestEffortMessage, MessageKind
@@ -383,7 +383,7 @@ def test_each_gradient_counts_once_whatever_becomes_of_the_messages(seed: int) -
 
     def train(worker: int) -> None:
         layout, ledger = layout_of(setup.parameters, BUCKET), Ledger()
-        requests = ServerExchange(
+        requests = ServerClient(
             network.of(worker), 0, worker, layout, ledger, lambda: None, 60.0, patience=0.004
         )
 
@@ -397,7 +397,7 @@ def test_each_gradient_counts_once_whatever_becomes_of_the_messages(seed: int) -
             requests.begin()
             for bucket in layout.buckets:
                 fill(bucket)
-                requests.send(bucket, is_finite=True)
+                requests.send(bucket)
             requests.finish()
             values = {
                 float(v)

@@ -66,7 +66,7 @@ def trained(
         model = Counters()
         optimizer = Whole(model.parameters(), lr=1.0)
         sync = f"asp(staleness={STALENESS})"
-        run = attach(model, optimizer, sync=sync, data=data, batch=SIZE, timeout=TIMEOUT)
+        run = attach(model, optimizer, plan=sync, data=data, batch=SIZE, timeout=TIMEOUT)
         for epoch in run.epochs(EPOCHS):
             for _ in run.batches(epoch):
                 act(run, board)
@@ -147,7 +147,7 @@ def test_one_that_was_killed_is_back_as_another_process(rank: int) -> None:
 def test_the_root_dies_while_the_others_look_for_its_server() -> None:
     """It was at a rendezvous, and the process that replaces it knows nothing of that."""
     die, wait = befalls(signal.SIGKILL, LOST), awaits(LOST, at=BACK)
-    make = lifecycle.synchronizer_of
+    make = lifecycle.make
 
     def dies_once(context: PlanContext, *given: Any) -> Any:
         if context.world.rank == context.root == 0 and os.environ[RESTARTS_VARIABLE] == "0":
@@ -158,7 +158,7 @@ def test_the_root_dies_while_the_others_look_for_its_server() -> None:
         die(run, board)
         wait(run, board, "before")
 
-    with patch.object(lifecycle, "synchronizer_of", dies_once):
+    with patch.object(lifecycle, "make", dies_once):
         results, acknowledged = trained(act, restart=[LOST, 0])
     counts = one_value(results, "counts")
     assert counts[1] == acknowledged[1]

@@ -182,7 +182,7 @@ def compare(
     alone = copy.deepcopy(model)
     training(alone, optimizer(alone), together(loss), rank, None)
     steps = optimizer(model)
-    run = attach(model, steps, sync=sync, timeout=TIMEOUT)
+    run = attach(model, steps, plan=sync, timeout=TIMEOUT)
     training(model, steps, loss, rank, run)
     run.close()
     return {
@@ -279,7 +279,7 @@ def test_a_coded_plan() -> None:
         torch.manual_seed(0)
         model = deep()
         optimizer = sgd(model)
-        run = attach(model, optimizer, sync=sync, data=data, batch=8, timeout=TIMEOUT)
+        run = attach(model, optimizer, plan=sync, data=data, batch=8, timeout=TIMEOUT)
         for epoch in run.epochs(2):
             for (x,) in run.batches(epoch):
                 optimizer.zero_grad()
@@ -301,7 +301,7 @@ def test_a_coded_plan() -> None:
 def test_a_gradient_that_is_sparse() -> None:
     def work(rank: int) -> dict[str, Any]:
         model = nn.Embedding(5, 3, sparse=True)
-        run = attach(model, torch.optim.SGD(model.parameters(), 0.1), timeout=TIMEOUT)
+        run = attach(model, torch.optim.SGD(model.parameters(), 0.1), plan="ring", timeout=TIMEOUT)
         with pytest.raises(Exception, match="the gradient of weight is sparse") as info:
             model(torch.tensor([rank])).sum().backward()
         run.close()
@@ -316,7 +316,7 @@ def test_a_layer_used_in_two_checkpoints() -> None:
     def work(rank: int) -> dict[str, Any]:
         model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        run = attach(model, optimizer, sync="ring @ bucket=1B", timeout=TIMEOUT)
+        run = attach(model, optimizer, plan="ring @ bucket=1B", timeout=TIMEOUT)
         h = samples(rank, 0).requires_grad_()
         for _ in range(2):
             h = checkpoint(model[1], h, use_reentrant=True)

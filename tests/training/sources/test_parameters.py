@@ -56,7 +56,7 @@ def test_averaging_every_step_is_averaging_gradients(
     def trained(rank: int, optimizer: str, sync: str) -> nn.Module:
         model = small()
         sgd = torch.optim.SGD(model.parameters(), 0.2, weight_decay=0.1 * (optimizer == "rare"))
-        run = attach(model, sgd, sync=sync, timeout=TIMEOUT)
+        run = attach(model, sgd, plan=sync, timeout=TIMEOUT)
         for number in range(5):
             step(model, sgd, 10 * number + rank)
         run.close()
@@ -93,7 +93,7 @@ def test_the_mean_is_kept(sync: str, cluster: Cluster, in_one_crew: InOneCrew) -
     def work(rank: int, sync: str, cluster: Cluster) -> dict[str, Any]:
         model = small()
         sgd = torch.optim.SGD(model.parameters(), 0.2)
-        run = attach(model, sgd, sync=sync, cluster=cluster, timeout=TIMEOUT)
+        run = attach(model, sgd, plan=sync, cluster=cluster, timeout=TIMEOUT)
         start = flat(model)
         moved = torch.zeros_like(start)
         for number in range(24 if cluster in (SLOW_HOST, SLOW_RACK) else 6):
@@ -117,7 +117,7 @@ def test_a_result_that_is_one_step_late_keeps_the_step_in_between() -> None:
     def work(rank: int) -> dict[str, Any]:
         model = nn.Linear(1, 1, bias=False)
         sgd = torch.optim.SGD(model.parameters(), 1.0)
-        run = attach(model, sgd, sync="local_sgd(every=1, delay=1)", timeout=TIMEOUT)
+        run = attach(model, sgd, plan="local_sgd(every=1, delay=1)", timeout=TIMEOUT)
         nn.init.zeros_(model.weight)
         seen = []
         for _ in range(3):
@@ -152,7 +152,7 @@ def differing(rank: int, sync: str) -> tuple[Normed, Run]:
     torch.manual_seed(0)
     model = Normed()
     sgd = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.2)
-    run = attach(model, sgd, sync=sync, timeout=TIMEOUT)
+    run = attach(model, sgd, plan=sync, timeout=TIMEOUT)
     generator = torch.Generator().manual_seed(rank)
     for _ in range(3):
         sgd.zero_grad()
@@ -223,7 +223,7 @@ def test_the_bits_of_an_average() -> None:
     def work(rank: int) -> dict[str, Any]:
         model = small()
         adam = torch.optim.AdamW(model.parameters(), 0.05)
-        run = attach(model, adam, sync="local_sgd(every=3)", timeout=TIMEOUT)
+        run = attach(model, adam, plan="local_sgd(every=3)", timeout=TIMEOUT)
         prints = []
         for number in range(6):
             step(model, adam, 10 * number + rank)
@@ -243,7 +243,7 @@ def test_statistics_are_averaged_with_the_parameters(sync: str, in_one_crew: InO
         torch.manual_seed(0)
         model = Normed()
         sgd = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.1)
-        run = attach(model, sgd, sync=sync, timeout=TIMEOUT)
+        run = attach(model, sgd, plan=sync, timeout=TIMEOUT)
         model.table.fill_(rank)
         model(torch.full((4, 3), float(rank))).sum().backward()
         sgd.step()
@@ -262,7 +262,7 @@ def test_the_optimizers_state_is_averaged_if_asked(
     def work(rank: int, optimizer: str) -> dict[str, Any]:
         model = small()
         adam = torch.optim.Adam(model.parameters(), 0.01)
-        run = attach(model, adam, sync=f"dssync(optimizer={optimizer})", timeout=TIMEOUT)
+        run = attach(model, adam, plan=f"dssync(optimizer={optimizer})", timeout=TIMEOUT)
         for number in range(3):
             step(model, adam, 10 * number + rank)
         run.close()
@@ -280,7 +280,7 @@ def test_who_expects_other_groups_is_told() -> None:
         sgd = torch.optim.SGD(model.parameters(), 0.1)
         cluster = SLOW_RACK if rank else Cluster.regular([2, 2])
         with pytest.raises(Mismatch, match="kept apart") as error:
-            attach(model, sgd, sync="dssync", cluster=cluster, timeout=TIMEOUT)
+            attach(model, sgd, plan="dssync", cluster=cluster, timeout=TIMEOUT)
         return {"said": str(error.value)}
 
     assert "rack0" in on_ranks(4, work)[0]["said"]
@@ -295,7 +295,7 @@ def test_who_has_other_names_for_the_hosts_is_told() -> None:
         names = ", ".join(f'"{"ab"[rank]}{number}"' for number in range(2))
         cluster = parse_cluster(f'[[rack]]\nname = "r"\nhosts = [{names}]')
         with pytest.raises(Mismatch, match="cluster"):
-            attach(model, sgd, sync="dssync", cluster=cluster, timeout=TIMEOUT)
+            attach(model, sgd, plan="dssync", cluster=cluster, timeout=TIMEOUT)
         return {}
 
     on_ranks(2, work)
@@ -309,13 +309,13 @@ def test_a_checkpoint_has_the_mean_of_all_optimizers(tmp_path: Path) -> None:
     def work(rank: int) -> dict[str, Any]:
         model = small()
         sgd = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-        run = attach(model, sgd, sync="local_sgd(every=9)", timeout=TIMEOUT)
+        run = attach(model, sgd, plan="local_sgd(every=9)", timeout=TIMEOUT)
         step(model, sgd, rank)
         own = momentum(sgd)
         run.save(tmp_path)
         after = momentum(sgd)
         run.close()
-        run = attach(model, sgd, sync="local_sgd(every=9)", resume=tmp_path, timeout=TIMEOUT)
+        run = attach(model, sgd, plan="local_sgd(every=9)", resume=tmp_path, timeout=TIMEOUT)
         run.close()
         return {"own": own, "kept": own == after, "resumed": momentum(sgd)}
 
@@ -331,7 +331,7 @@ def test_a_variance_stays_one_when_an_average_comes_late() -> None:
     def work(rank: int) -> dict[str, Any]:
         model = nn.BatchNorm1d(1, momentum=0.9)
         sgd = torch.optim.SGD(model.parameters(), 0.0)
-        run = attach(model, sgd, sync="local_sgd(every=1, delay=1)", timeout=TIMEOUT)
+        run = attach(model, sgd, plan="local_sgd(every=1, delay=1)", timeout=TIMEOUT)
         spread = 10.0 if rank else 1.0
         for number in range(4):
             model(torch.tensor([[-spread], [spread]]) / 100**number).sum().backward()
@@ -357,7 +357,7 @@ def test_equal_replicas_of_two_bytes_stay_equal_to_the_bit() -> None:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(40, 40), nn.BatchNorm1d(40)).to(dtype)
         adam = torch.optim.Adam(model.parameters(), 0.0, eps=1e-3)
-        run = attach(model, adam, sync=sync, timeout=TIMEOUT, cluster=racks_of_three())
+        run = attach(model, adam, plan=sync, timeout=TIMEOUT, cluster=racks_of_three())
         before = fingerprint(model[0])
         generator = torch.Generator().manual_seed(1)
         for _ in range(4):
@@ -369,7 +369,7 @@ def test_equal_replicas_of_two_bytes_stay_equal_to_the_bit() -> None:
             same = fingerprint(model[0]) == before
         given = [torch.randn(1000, generator=generator).to(dtype) for _ in range(2)]
         means = [tensor.clone() for tensor in given]
-        run.average(means)
+        run.all_reduce_mean(means)
         same = same and all(map(torch.equal, given, means))
         run.close()
         return same and fingerprint(model[0]) == before and model[1].num_batches_tracked == 4
@@ -401,7 +401,7 @@ def test_parameters_whose_memory_is_replaced() -> None:
         torch.manual_seed(0)
         model = nn.Linear(4, 1)
         optimizer = Replacing(model.parameters(), 0.05)
-        run = attach(model, optimizer, sync="local_sgd(every=2)", timeout=TIMEOUT)
+        run = attach(model, optimizer, plan="local_sgd(every=2)", timeout=TIMEOUT)
         for _ in range(4):
             optimizer.zero_grad()
             (model(torch.ones(2, 4)) - rank).square().mean().backward()
@@ -424,7 +424,7 @@ def test_state_that_comes_later_is_averaged_too(sync: str, late: str) -> None:
         run = attach(
             model,
             sgd,
-            sync=sync.format("optimizer=averaged"),
+            plan=sync.format("optimizer=averaged"),
             nonfinite="skip",
             timeout=TIMEOUT,
             cluster=racks_of_three() if "rack" in sync else None,

@@ -6,10 +6,10 @@ buckets, k-1 can overlap with it; the last has the gradients that backward compu
 
     T_obs = max(lambda T_comp, (k-1) T_comm(b)) + T_comm(b^)
 
-b^ stands outside the maximum because it is always exposed. `as_printed` is the paper's variant with
-it inside, for comparison: it overlaps the last bucket with a backward that has ended. Nor is b^ the
-remainder after k-1 full buckets: tensors aren't split, so BERT's last one holds its embedding, 91
-MiB with a limit of 25. Take buckets from real shapes (`Workload.buckets`).
+b^ stands outside the maximum because it is always exposed. The paper prints it inside, where it
+would overlap with a backward that has ended. Nor is b^ the remainder after k-1 full buckets:
+tensors aren't split, so BERT's last one holds its embedding, 91 MiB with a limit of 25. Take
+buckets from real shapes (`Workload.buckets`).
 
 Compression is serial: it competes with backward for the same processor, and overlapping them was
 slower. So all its payloads are exposed:
@@ -60,73 +60,61 @@ def all_gather(network: AlphaBetaNetwork, nbytes: float, workers: int) -> float:
     return (workers - 1) * (network.alpha + network.transfer(nbytes))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UncompressedStep:
-    compute: float  # seconds of backward
-    buckets: Sequence[float]  # bytes, in the order in which they are sent
-    workers: int
-    slowed: float = OVERLAP_SLOWDOWN_FACTOR
-    collective: Collective = ring
-
-    def seconds(self, network: AlphaBetaNetwork) -> float:
-        *overlapped, last = self._sent(network)
-        return max(self._backward, sum(overlapped)) + last
-
-    def corner(self, alpha: float) -> float:
-        """The seconds per byte at which overlapped communication takes as long as backward."""
-        at_once, slowly = (
-            sum(self._sent(AlphaBetaNetwork(alpha, rate))[:-1]) for rate in (inf, 1.0)
-        )
-        rises = slowly > at_once
-        return max(0.0, (self._backward - at_once) / (slowly - at_once)) if rises else 0.0
-
-    def as_printed(self, network: AlphaBetaNetwork) -> float:
-        """The paper's formula: max(lambda T_comp, (k-1) T_comm(b) + T_comm(b^))."""
-        return max(self._backward, sum(self._sent(network)))
-
-    @property
-    def _backward(self) -> float:
-        return self.compute * (self.slowed if self.workers > 1 else 1.0)  # one worker sends nothing
-
-    def _sent(self, network: AlphaBetaNetwork) -> list[float]:
-        return [self.collective(network, nbytes, self.workers) for nbytes in self.buckets]
-
-
 @dataclass(frozen=True, slots=True)
 class SentPayload:
     """The bytes of one worker's payload, and the collective that exchanges it."""
 
     nbytes: float
-    collective: Collective
+    collective: Collective = ring
+
+    def seconds(self, network: AlphaBetaNetwork, workers: int) -> float:
+        return self.collective(network, self.nbytes, workers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CodecTimes:
-    """The seconds of T_ed in a step. With an all-gather each worker decodes all payloads, so T_ed
-    grows with p."""
+class DdpStep:
+    """A step that sends some payloads during backward and the others after it."""
 
-    own: float  # encoding, and decoding one result
-    gathered: float = 0.0  # decoding each worker's payload, if all are decoded
-
-    def seconds(self, workers: int) -> float:
-        return self.own + self.gathered * workers
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompressedStep:
-    """A step that compresses and sends after backward."""
-
-    compute: float
-    codec: CodecTimes
-    payloads: Sequence[SentPayload]
+    backward: float  # seconds
+    overlapped: Sequence[SentPayload] = ()
+    codec: float = 0.0  # the seconds of T_ed
+    exposed: Sequence[SentPayload]
     workers: int
 
+    @classmethod
+    def uncompressed(cls, backward: float, buckets: Sequence[float], workers: int) -> DdpStep:
+        """The step of DDP; buckets have their bytes in the order in which they are sent."""
+        payloads = [SentPayload(nbytes) for nbytes in buckets]
+        slowdown = OVERLAP_SLOWDOWN_FACTOR if workers > 1 else 1.0  # one worker sends nothing
+        return cls(
+            backward=backward * slowdown,
+            overlapped=payloads[:-1],
+            exposed=payloads[-1:],
+            workers=workers,
+        )
+
+    @property
+    def payloads(self) -> list[SentPayload]:
+        """All payloads in the order in which they are sent."""
+        return [*self.overlapped, *self.exposed]
+
     def seconds(self, network: AlphaBetaNetwork) -> float:
-        sent = sum(p.collective(network, p.nbytes, self.workers) for p in self.payloads)
-        return self.compute + self.codec.seconds(self.workers) + sent
+        hidden = self._sent(self.overlapped, network)
+        return max(self.backward, hidden) + self.codec + self._sent(self.exposed, network)
+
+    def corner(self, alpha: float) -> float:
+        """The seconds per byte at which overlapped communication takes as long as backward."""
+        at_once, slowly = (
+            self._sent(self.overlapped, AlphaBetaNetwork(alpha, rate)) for rate in (inf, 1.0)
+        )
+        rises = slowly > at_once
+        return max(0.0, (self.backward - at_once) / (slowly - at_once)) if rises else 0.0
+
+    def _sent(self, payloads: Sequence[SentPayload], network: AlphaBetaNetwork) -> float:
+        return sum(payload.seconds(network, self.workers) for payload in payloads)
 
 
-def pays_below(dense: UncompressedStep, compressed: CompressedStep, alpha: float) -> float:
+def pays_below(dense: DdpStep, compressed: DdpStep, alpha: float) -> float:
     """The rate in bytes per second below which the compressed step is always shorter: 0 if it is on
     no link, inf if it is on all.
 
@@ -152,10 +140,10 @@ def pays_below(dense: UncompressedStep, compressed: CompressedStep, alpha: float
     return 1 / slow
 
 
-def sufficient_ratio(dense: UncompressedStep, network: AlphaBetaNetwork) -> float:
+def sufficient_ratio(dense: DdpStep, network: AlphaBetaNetwork) -> float:
     """The compression ratio, at no cost, with which the network keeps up with backward: sum of
     T_comm(b / ratio) <= lambda T_comp. inf if messages alone take longer."""
-    backward = dense.compute * dense.slowed
-    latency = sum(dense.collective(network, 0.0, dense.workers) for _ in dense.buckets)
-    whole = sum(dense.collective(network, nbytes, dense.workers) for nbytes in dense.buckets)
+    backward, sent = dense.backward, dense.payloads
+    latency = sum(payload.collective(network, 0.0, dense.workers) for payload in sent)
+    whole = sum(payload.seconds(network, dense.workers) for payload in sent)
     return max(1.0, (whole - latency) / (backward - latency)) if latency < backward else inf

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import groupby
 
 from thalweg.catalog import Catalog, default_catalog
 from thalweg.facts import Workload
@@ -22,7 +21,7 @@ from thalweg.redundancy import waits_for_nobody
 from thalweg.schedules import Group, together, traffic
 from thalweg.schedules.closed_form import Cost, Symbols, is_even
 from thalweg.schedules.collectives import COLLECTIVE_FORMS
-from thalweg.steps import Round, compile_rounds, cycle
+from thalweg.steps import Round, compile_step, cycle
 
 MAX_PERIOD_TURNS = 64  # turns that are averaged, of a period that may be thousands
 
@@ -41,17 +40,19 @@ def synchronisation_seconds(
     every, total = plan.cadence.every, 0.0
     turns = min(cycle(plan, group, catalog) // every, MAX_PERIOD_TURNS)
     for turn in range(turns):
-        rounds = compile_rounds(plan, group, workload, turn * every + every - 1, catalog)
-        for _, concurrent in groupby(rounds, key=lambda round_: round_.number):
-            seconds = _concurrent_seconds(list(concurrent), plan, catalog)
+        step = compile_step(plan, group, workload, turn * every + every - 1, catalog)
+        for _, rounds in step.concurrent:
+            seconds = _concurrent_seconds(rounds, plan, turn, catalog)
             if seconds is None:
                 return None
             total += seconds
     return total / turns or None
 
 
-def _concurrent_seconds(rounds: Sequence[Round], plan: Plan, catalog: Catalog) -> float | None:
-    costs = [cost for round_ in rounds if (cost := _cost(round_, plan, catalog)) is not None]
+def _concurrent_seconds(
+    rounds: Sequence[Round], plan: Plan, turn: int, catalog: Catalog
+) -> float | None:
+    costs = [cost for round_ in rounds if (cost := _cost(round_, plan, turn, catalog)) is not None]
     if len(costs) < len(rounds):
         return None
     if all(cost.exact and is_even(r.group) for cost, r in zip(costs, rounds, strict=True)):
@@ -63,7 +64,7 @@ def _concurrent_seconds(rounds: Sequence[Round], plan: Plan, catalog: Catalog) -
     return slowest
 
 
-def _cost(round_: Round, plan: Plan, catalog: Catalog) -> Cost | None:
+def _cost(round_: Round, plan: Plan, turn: int, catalog: Catalog) -> Cost | None:
     """The cost of a round by the form of its schedule, which may be another topology's than the
     plan's; None without a form."""
     schedule, nbytes = round_.schedule, round_.payload.nbytes
@@ -78,7 +79,7 @@ def _cost(round_: Round, plan: Plan, catalog: Catalog) -> Cost | None:
         return None
     arguments = plan.topology.arguments if topology is own else topology.defaults
     chunks = len(schedule.sizes) // topology.lanes(round_.group, **arguments)
-    return topology.form(replace(x, k=chunks, turn=round_.step // plan.cadence.every), **arguments)
+    return topology.form(replace(x, k=chunks, turn=turn), **arguments)
 
 
 def _busiest_seconds(rounds: Sequence[Round]) -> float:

@@ -22,7 +22,7 @@ from thalweg.predict.mixing import MixingSummary, mixing_of, mixing_summary, upl
 from thalweg.report.shapes import add, box, dot, facts, legend, line, text_width, tip, words
 from thalweg.schedules import AveragingGroup, ContendedLinks, Group
 from thalweg.schedules.shuffle.contended_links import declared
-from thalweg.steps import compile_rounds, cycle
+from thalweg.steps import compile_step, cycle
 
 MAX_SHOWN_TURNS = 16
 MAX_MIXED_WORKERS = 128  # matrices of more take long
@@ -126,8 +126,9 @@ def groups_of(plan: Plan, group: Group, catalog: Catalog) -> Groups | None:
     kept = topology.keeps_apart(group) if topology.keeps_apart is not None else ContendedLinks()
     turns = tuple(
         tuple(
-            AveragingGroup(round_.group, round_.lasts)
-            for round_ in compile_rounds(plain, group, ONE_VALUE, step, catalog)
+            AveragingGroup(round_.group, chain.lasts)
+            for chain in compile_step(plain, group, ONE_VALUE, step, catalog).chains
+            for round_ in chain.rounds
         )
         for step in shown
     )

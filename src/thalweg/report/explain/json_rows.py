@@ -36,6 +36,7 @@ from thalweg.report.explain.groups import Groups
 from thalweg.report.explain.step_view import Explanation, Scene
 
 Entries = dict[str, Any]
+WHEN_READY, AFTER_OPTIMIZER = "when the bucket is ready", "after the optimizer step"
 
 
 def settings(explanation: Explanation) -> Entries:
@@ -118,7 +119,7 @@ def _mixing(groups: Groups) -> Entries | None:
 
 def rows(explanation: Explanation) -> list[Entries]:
     """The rows of the JSON document: first of rounds, then of workers."""
-    entries = [row for scene in explanation.scenes for row in _round_rows(scene)]
+    entries = [row for scene in explanation.scenes for row in _round_rows(explanation, scene)]
     if (view := explanation.coded) is not None:
         entries += [_coded_worker_row(view, rank) for rank in view.allocation.workers]
     if (messages := explanation.async_plan) is not None:
@@ -126,7 +127,7 @@ def rows(explanation: Explanation) -> list[Entries]:
     return entries
 
 
-def _round_rows(scene: Scene) -> list[Entries]:
+def _round_rows(explanation: Explanation, scene: Scene) -> list[Entries]:
     """A row for each round: its group, its payload, and every message with its time slot. Numbers
     of moves and of slots are those of all rounds that run at the same time; there are no slots if
     the moves of many workers weren't drawn. `chunks` of a move are the first and the one after the
@@ -137,9 +138,9 @@ def _round_rows(scene: Scene) -> list[Entries]:
         entries.append(
             {
                 "kind": "round",
-                "step": round_.step,
-                "when": round_.when.value,
-                "bucket": round_.bucket,
+                "step": explanation.step,
+                "when": AFTER_OPTIMIZER if explanation.plan.averages_parameters else WHEN_READY,
+                "bucket": scene.bucket,
                 "payload": round_.payload.name,
                 "bytes": round_.payload.nbytes,
                 "group": list(round_.group.order),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
 
@@ -26,28 +24,24 @@ from thalweg.schedules import (
     together,
     traffic,
 )
-from thalweg.steps import Round, compile_rounds
+from thalweg.steps import Round, Step, compile_step
 
 MAX_DRAWN_WORKERS = 256
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
     """Rounds of different groups that run at the same time, and their moves by time slot.
 
     Groups of more than `MAX_DRAWN_WORKERS` are checked and counted, but have no time slots.
     """
 
+    title: str
+    bucket: int
     rounds: tuple[Round, ...]
     slots: tuple[tuple[Arrow, ...], ...]
     sequential_moves: int | None
     traffic: Traffic
-
-    @property
-    def title(self) -> str:
-        first = self.rounds[0]
-        names = sorted({round_.schedule.name for round_ in self.rounds})
-        return f"{first}, by {' and '.join(names)}"
 
     @property
     def ranks_by_rack(self) -> tuple[tuple[int, ...], ...]:
@@ -106,7 +100,7 @@ def explain(
     if is_async_plan(plan):
         messages = async_plan_view(plan, group, workload, step, catalog)
     else:
-        scenes = _scenes(compile_rounds(plan, group, workload, step, catalog), group)
+        scenes = _scenes(compile_step(plan, group, workload, step, catalog), plan, group)
         if view is not None:
             view = replace(view, at_root=_at_root(view, scenes, workload))
     if plan.precision is not None:
@@ -157,44 +151,43 @@ def first_step(plan: Plan) -> int:
     return 0 if plan.cadence.inside else plan.cadence.every - 1
 
 
-def _scenes(compiled: Sequence[Round], group: Group) -> tuple[Scene, ...]:
-    """The scenes of these rounds; a schedule that several buckets share is checked only once."""
+def _scenes(compiled: Step, plan: Plan, group: Group) -> tuple[Scene, ...]:
+    """The scenes of this step; a schedule that several buckets share is checked only once."""
     slots: dict[int, SlotTimeline] = {}
     nbytes: dict[int, Traffic] = {}
-    at_once: defaultdict[int, list[Round]] = defaultdict(list)
-    for round_ in compiled:
-        at_once[round_.number].append(round_)
+    for round_ in compiled.rounds:
         schedule = round_.schedule
         if id(schedule) not in nbytes:
             check(schedule)
             nbytes[id(schedule)] = traffic(schedule, group.cluster)
             if len(schedule.ranks) <= MAX_DRAWN_WORKERS:
                 slots[id(schedule)] = timeline(schedule)
-    return tuple(_scene(rounds, slots, nbytes) for rounds in at_once.values())
-
-
-def _scene(
-    rounds: Sequence[Round], slots: Mapping[int, SlotTimeline], nbytes: Mapping[int, Traffic]
-) -> Scene:
-    keys = [id(round_.schedule) for round_ in rounds]
-    lines = [slots[key] for key in keys if key in slots]
-    merged = zip_longest(*(line.slots for line in lines), fillvalue=())
-    return Scene(
-        rounds=tuple(rounds),
-        slots=tuple(tuple(chain.from_iterable(slot)) for slot in merged),
-        sequential_moves=max((line.sequential_moves for line in lines), default=None),
-        traffic=together(nbytes[key] for key in keys),
-    )
+    scenes = []
+    for bucket, rounds in compiled.concurrent:
+        names = " and ".join(sorted({round_.schedule.name for round_ in rounds}))
+        keys = [id(round_.schedule) for round_ in rounds]
+        lines = [slots[key] for key in keys if key in slots]
+        merged = zip_longest(*(line.slots for line in lines), fillvalue=())
+        scene = Scene(
+            title=f"bucket {bucket}: {rounds[0].payload.name} of {plan.what.value}, by {names}",
+            bucket=bucket,
+            rounds=tuple(rounds),
+            slots=tuple(tuple(chain.from_iterable(slot)) for slot in merged),
+            sequential_moves=max((line.sequential_moves for line in lines), default=None),
+            traffic=together(nbytes[key] for key in keys),
+        )
+        scenes.append(scene)
+    return tuple(scenes)
 
 
 def _traffic(plan: Plan, group: Group, workload: Workload, step: int, catalog: Catalog) -> Traffic:
     """The traffic of a plan whose schedules needn't be checked."""
     if is_async_plan(plan):
         return async_plan_view(plan, group, workload, step, catalog).traffic
-    compiled = compile_rounds(plan, group, workload, step, catalog)
-    shared = {id(round_.schedule): round_.schedule for round_ in compiled}  # by equal buckets
+    rounds = compile_step(plan, group, workload, step, catalog).rounds
+    shared = {id(round_.schedule): round_.schedule for round_ in rounds}  # by equal buckets
     nbytes = {key: traffic(schedule, group.cluster) for key, schedule in shared.items()}
-    return together(nbytes[id(round_.schedule)] for round_ in compiled)
+    return together(nbytes[id(round_.schedule)] for round_ in rounds)
 
 
 def _slowest_link(link_traffic: Traffic, group: Group) -> tuple[Link, float] | None:

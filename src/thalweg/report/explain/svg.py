@@ -49,7 +49,7 @@ def draw(explanation: Explanation) -> str:
         top = draw_async_plan(root, explanation.async_plan, explanation.group.order, top)
     kinds: set[MoveKind] = set()
     for scene in explanation.scenes:
-        if scene.rounds[0].bucket == 0:
+        if scene.bucket == 0:
             slots = _shown_slots(scene)
             kinds |= {arrow.kind for arrows in slots for arrow in arrows}
             top = _draw_scene(root, scene, slots, top)

@@ -55,7 +55,7 @@ def render(explanation: Explanation, most_slots: int, width: int) -> Iterator[Re
         yield Text(f"\nNo communication at step {explanation.step}; try --step {usual}.")
         return
     else:
-        first = [scene for scene in explanation.scenes if scene.rounds[0].bucket == 0]
+        first = [scene for scene in explanation.scenes if scene.bucket == 0]
         for scene in first:
             if scene.sequential_moves is not None:
                 yield _drawing(scene, most_slots, width)
@@ -156,7 +156,7 @@ def _rounds(explanation: Explanation) -> RenderableType:
     table = table_of(
         explanation.scenes[:MAX_ROUND_ROWS],
         {
-            ">bucket": lambda scene: str(scene.rounds[0].bucket),
+            ">bucket": lambda scene: str(scene.bucket),
             "payload": lambda scene: scene.rounds[0].payload.name,
             "schedule": lambda scene: scene.rounds[0].schedule.name,
             "groups": _groups_text,

@@ -1,4 +1,4 @@
-"""The controller of `sync="auto"`: it measures while training, and chooses the plan.
+"""The controller of `plan="auto"`: it measures while training, and chooses the plan.
 
     step 0 ...  a plan that runs everywhere; compute time is profiled meanwhile
     step 8      all ranks measure the network together; rank 0 ranks plans; all switch to the best
@@ -23,14 +23,15 @@ import torch
 
 from thalweg.catalog import default_catalog, parse_plan
 from thalweg.errors import NotFitted, PlanError, RunError
-from thalweg.facts import Cluster
+from thalweg.facts import Cluster, Situation
 from thalweg.plan import Plan
-from thalweg.predict import Advice, Estimate, RankedPlan, advise, predict
+from thalweg.predict import Advice, RankedPlan, advise, predict
 from thalweg.predict.extra_steps import ExtraSteps
+from thalweg.predict.fitting import FREE_BACKEND_ASSUMPTION
 from thalweg.redundancy import waits_for_nobody
 from thalweg.schedules import Group
 from thalweg.steps import cycle, warm_up
-from thalweg.training.auto.measurement import RunCalibrator, RunSituation, profiles_compute_alone
+from thalweg.training.auto.measurement import RunCalibrator, profiles_compute_alone
 from thalweg.training.auto.policy import (
     AutoState,
     CandidatePlan,
@@ -65,7 +66,7 @@ class PlanRanker:
     time, and the number of steps that a measurement takes. `refuse_here` raises if a plan can't
     run."""
 
-    situation: RunSituation
+    situation: Situation
     group: Group
     requested: Plan
     step: int
@@ -79,7 +80,8 @@ class PlanRanker:
                 f"{plan} has no step common to all ranks, at which to measure", "name the plan"
             )
         self.refuse_here(plan)
-        if default_catalog().is_native(plan) and not self.situation.native:
+        unmeasured = FREE_BACKEND_ASSUMPTION in self.situation.machine.assumed
+        if default_catalog().is_native(plan) and unmeasured:
             raise PlanError(f"the backend of {plan} can't be measured here", "name the plan")
 
     def ranking(self, advice: Advice, before: Plan) -> list[CandidatePlan]:
@@ -100,14 +102,14 @@ class PlanRanker:
         ]
 
     def _candidate(self, plan: Plan, steps: float, ranked: RankedPlan | None) -> CandidatePlan:
-        same = ranked is not None and str(plan) == str(ranked.plan)
-        estimate = ranked.estimate if ranked is not None and same else self._estimate(plan)
+        advised = ranked is not None and str(plan) == str(ranked.plan)
+        estimate = ranked.estimate if ranked and advised else predict(plan, self.situation)
         late = waiting_seconds(self.situation.cluster) > MIN_WAITED_STEP_FRACTION * estimate.seconds
         period = cycle_of(plan, self.group)
         timed = STRAGGLER_TIMED_PLAN_STEPS if late else TIMED_PLAN_STEPS
         return CandidatePlan(
             sync=str(plan),
-            seconds=estimate.seconds,
+            predicted=estimate.seconds,
             low=estimate.low,
             high=estimate.high,
             steps=steps,
@@ -116,16 +118,6 @@ class PlanRanker:
             cycle=period,
             late=late,
             why=ranked.why if ranked else "",
-        )
-
-    def _estimate(self, plan: Plan) -> Estimate:
-        situation = self.situation
-        return predict(
-            plan,
-            situation.cluster,
-            situation.workload,
-            situation.machine,
-            declared=self.group.cluster,
         )
 
 
@@ -149,13 +141,19 @@ def warmup_steps_of(plan: Plan, step: int) -> int:
 
 
 class AutoController:
-    """Runs `auto` on one rank. `refuse` raises if a plan can't run here."""
+    """Runs `auto` on one rank. `refuse` raises if a plan can't run here; `notify` is called with
+    each choice, and again when its step time is known."""
 
     def __init__(
-        self, requested: Plan, session: RankSession, refuse: Callable[[Plan], None]
+        self,
+        requested: Plan,
+        session: RankSession,
+        refuse: Callable[[Plan], None],
+        notify: Callable[[str, int, str, Any], None],
     ) -> None:
         self.advice: Advice | None = None  # on the advisor
-        self.choices: list[PlanChoice] = []
+        self._choice: PlanChoice | None = None  # the last
+        self._notify = notify
         self._requested = requested
         self._session = session
         self._refuse = refuse
@@ -317,20 +315,22 @@ class AutoController:
     def _note(self, before: AutoState, entry: Mapping[str, Any]) -> None:
         """Record and log the choice."""
         logs = self._session.rank == 0
-        if "seconds" in entry and self.choices:
-            self.choices[-1] = replace(self.choices[-1], measured=entry["seconds"])
+        if "seconds" in entry and self._choice is not None:
+            self._choice = replace(self._choice, measured=entry["seconds"])
+            self._notify("auto", entry["step"], str(self._choice), self._choice)
             if logs:
-                log.info("%s", self.choices[-1])
+                log.info("%s", self._choice)
         if "problem" in entry and logs:
             log.warning("no advice, %s stays: %s", self._state.sync, entry["problem"])
         chosen = self._state.chosen()
         if chosen is not None and ("ranking" in entry or self._state.sync != before.sync):
             tried = None if "ranking" in entry else self._state.tried.get(chosen.sync)
-            self.choices.append(replace(chosen, measured=tried))
+            self._choice = replace(chosen, measured=tried)
             verdict = f"from step {chosen.step}: {chosen.sync} ({chosen.reason})"
             if self.advice is not None and "ranking" in entry:  # the plan that runs
                 verdict += self.advice.hint("; with auto(allow={})")
                 self.advice = replace(self.advice, verdict=verdict)
+            self._notify("auto", entry["step"], verdict, self._choice)
             if logs:
                 log.info("%s", verdict)
 
@@ -351,16 +351,13 @@ class AutoController:
             return {"step": step, "problem": f"{type(error).__name__}: {error}"}
         return {"step": step, "now": now, "ranking": [asdict(candidate) for candidate in ranking]}
 
-    def _ranking(self, situation: RunSituation, step: int) -> list[CandidatePlan]:
+    def _ranking(self, situation: Situation, step: int) -> list[CandidatePlan]:
         group, has_data = self._session.group, self._session.data_position.rank_loader is not None
         ranker = PlanRanker(situation, group, self._requested, step, self._refuse)
         self.advice = advise(
-            situation.cluster,
-            situation.workload,
-            situation.machine,
+            situation,
             allow=allowed(self._requested),
             optimizer=situation.workload.trained_with,
-            declared=group.cluster,
             has_data=has_data,
             refuse=ranker.refuse,
         )

@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from thalweg.catalog import default_catalog
 from thalweg.declarations import Promise
-from thalweg.facts import Cluster, CodecCost, Costs, Machine, StragglerDelay, Workload
+from thalweg.facts import CodecCost, Costs, Situation, StragglerDelay, Workload
 from thalweg.launch.launcher_variables import ONE_RACK_ASSUMPTION
 from thalweg.plan import Plan
 from thalweg.predict.candidates import candidates
+from thalweg.predict.fitting import FREE_BACKEND_ASSUMPTION
 from thalweg.probing.calibration import calibrate
 from thalweg.redundancy import waits_for_nobody
 from thalweg.training.auto.profile import Profile, ProfileResult, merged
@@ -21,16 +22,6 @@ from thalweg.training.lifecycle import RankSession
 RUN_WORKLOAD_NAME = "this model"
 NO_COMPUTE_ASSUMPTION = "computing takes no time"
 log = logging.getLogger("thalweg")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSituation:
-    """The situation of a run. `native`: the backend was tried, and can be relied on."""
-
-    cluster: Cluster
-    machine: Machine
-    workload: Workload
-    native: bool = True
 
 
 class RunCalibrator:
@@ -58,7 +49,7 @@ class RunCalibrator:
             self._profile.close()
             self._profile = None
 
-    def calibrate(self) -> RunSituation:
+    def calibrate(self) -> Situation:
         """Measure at a safe point of all ranks; the result is equal on all of them."""
         session = self._session
         if self._profile is not None:
@@ -69,30 +60,28 @@ class RunCalibrator:
         if one_rack and not self._calibrations and session.rank == 0:
             log.info("no cluster file: assuming one rack; `thalweg probe` finds racks")
         number, self._calibrations = self._calibrations, self._calibrations + 1
-        found = calibrate(
+        measured = calibrate(
             session.world,
             session.abort_flag,
             session.engine,
             session.group.cluster,
-            tensors=self._profiled.workload.tensors,
+            self._profiled.workload,
             codecs=() if self._costs else self._codecs,
             native=self._native,
             name=f"calibration/{number}",
             clock=session.clock,
         )
-        self._costs = {**self._costs, **found.machine.codecs}
-        self._native = any(trial.kind == "native" for trial in found.trials)
-        optimizer = type(session.optimizer).__name__.lower()
-        workload = replace(self._profiled.workload, trained_with=optimizer)
-        assumed = found.machine.assumed
+        self._costs = {**self._costs, **measured.machine.codecs}
+        workload, assumed = self._profiled.workload, measured.machine.assumed
+        self._native = FREE_BACKEND_ASSUMPTION not in assumed
         if workload.costs == Costs():
             assumed = (*assumed, NO_COMPUTE_ASSUMPTION)
-        cluster = self._profiled.with_straggler_delays(found.cluster)
-        return RunSituation(
+        cluster = self._profiled.with_straggler_delays(measured.cluster)
+        return replace(
+            measured,
             cluster=replace(cluster, assumed=(ONE_RACK_ASSUMPTION,) if one_rack else ()),
-            machine=replace(found.machine, codecs=self._costs, assumed=assumed),
-            workload=workload,
-            native=self._native,
+            machine=replace(measured.machine, codecs=self._costs, assumed=assumed),
+            workload=replace(workload, trained_with=type(session.optimizer).__name__.lower()),
         )
 
     def _merged(self, profile: Profile) -> ProfileResult:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 
 from thalweg.facts import about
+from thalweg.predict import Outcome
 
 # A change must be predicted to cost less than these fractions of the current plan:
 FIRST_SWITCH_COST_RATIO = 0.98  # of its prediction, at first
@@ -31,13 +32,9 @@ STEP_TIME_DRIFT_STEPS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CandidatePlan:
+class CandidatePlan(Outcome):
     """A plan that can run here, with its predicted step time."""
 
-    sync: str
-    seconds: float
-    low: float
-    high: float
     steps: float = 1.0  # assumed number of steps for one of an exact plan
     settling: int = 2  # warm-up steps
     timed: int = 6  # steps that are timed after those
@@ -47,26 +44,15 @@ class CandidatePlan:
 
     @property
     def cost(self) -> float:
-        return self.steps * self.seconds
+        return self.steps * self.predicted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanChoice:
-    """A plan that runs from `step` on. `measured` is its step time in seconds, None until it is
-    known."""
+class PlanChoice(Outcome):
+    """The outcome of a plan that runs from `step` on; `measured` is None until it is known."""
 
     step: int
-    sync: str
-    predicted: float
-    low: float
-    high: float
-    measured: float | None = None
     reason: str
-
-    def __str__(self) -> str:
-        text = f"{self.sync}: predicted {about(self.predicted, 's')}"
-        text += f" ({about(self.low, 's')} to {about(self.high, 's')})"
-        return text if self.measured is None else f"{text}, measured {about(self.measured, 's')}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +85,7 @@ class AutoState:
         return PlanChoice(
             step=self.since,
             sync=self.sync,
-            predicted=candidate.seconds,
+            predicted=candidate.predicted,
             low=candidate.low,
             high=candidate.high,
             reason=self.reason,

@@ -27,7 +27,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from thalweg.facts import Cluster, Costs, Duration, Host, StragglerDelay, Tensor, Workload
+from thalweg.facts import Cluster, Costs, Duration, StragglerDelay, Tensor, Workload
 from thalweg.facts.units import MAD_TO_DEVIATION
 from thalweg.training.backward_hooks import Hook, after_gradient
 from thalweg.training.buckets import DTYPES
@@ -122,14 +122,10 @@ class ProfileResult:
     def with_straggler_delays(self, cluster: Cluster) -> Cluster:
         """The cluster with the straggler delays of its hosts. Every rank of a host has the mean
         probability of its ranks."""
-
-        def seen(host: Host) -> Host:
-            return replace(host, late=_pooled([self.straggler_delays[r] for r in host.ranks]))
-
-        racks = (
-            replace(rack, hosts=tuple(seen(host) for host in rack.hosts)) for rack in cluster.racks
+        late = self.straggler_delays
+        return cluster.with_hosts(
+            lambda host: replace(host, late=_pooled([late[rank] for rank in host.ranks]))
         )
-        return replace(cluster, racks=tuple(racks))
 
 
 def merged(name: str, tensors: Sequence[Tensor], table: Seconds) -> ProfileResult:

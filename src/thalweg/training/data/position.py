@@ -48,6 +48,17 @@ class DataPosition:
         return self.batch_slice is None or self.batch_slice.counts
 
     @property
+    def is_elsewhere(self) -> bool:
+        """True if the position is in another epoch than the script, which ends its own first."""
+        in_epoch = self.rank_loader is not None and self._epoch is not None
+        return in_epoch and self._epoch != self._reached.epoch
+
+    @property
+    def in_epoch(self) -> bool:
+        """True while the script is in an epoch of `epochs` or `batches`."""
+        return self._epoch is not None
+
+    @property
     def sampling(self) -> dict[str, int]:
         """The settings that the position depends on; none with the script's own loader."""
         return {} if self.rank_loader is None else self.rank_loader.sampling

@@ -13,7 +13,7 @@ payloads, are sent along with the first round.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate, pairwise
@@ -36,20 +36,20 @@ from thalweg.compress import (
 from thalweg.compress.compressor import own_arguments
 from thalweg.declarations import Value
 from thalweg.engine.arithmetic import NUMPY, TORCH_KERNELS, Arithmetic, arithmetic_of
-from thalweg.engine.engine import Chain
-from thalweg.engine.execute import Task, View
+from thalweg.engine.engine import ChainTasks
+from thalweg.engine.execute import View
 from thalweg.errors import NotFinite, PlanError
 from thalweg.facts import Tensor
 from thalweg.plan import Plan
 from thalweg.redundancy import is_relayed
 from thalweg.schedules.chunks import split
-from thalweg.steps import RACK_SUM_PAYLOAD, RESULT_PAYLOAD
+from thalweg.steps import Chain, Round, Work
 from thalweg.training.buckets import FlatBucket, Layout
-from thalweg.training.compiled_steps import RankRound
-from thalweg.training.compressor_state import RESIDUAL, VOTE, CompressorState
+from thalweg.training.compiled_steps import RankStep
+from thalweg.training.plan_state import PlanState
 from thalweg.transports import Array
 
-EXACT_PAYLOAD = "exact"  # the payload of uncompressed tensors
+_Sent = tuple[Array, Arithmetic, View | None]  # by one round
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,67 +123,111 @@ class CompressedBucket:
         self.has_more = False  # it also holds residuals of an earlier plan
 
     @property
-    def state(self) -> CompressorState:
+    def state(self) -> PlanState:
         """Views of the state, to be read and written between two steps."""
         if self.codec is None:
             return {}
-        state = dict(self.codec.state)
-        if self._feedback is None:
-            state.pop(VOTE, None)
-        else:
-            residual = self._feedback.residual
-            state[RESIDUAL] = {s.name: residual[s.place] for s in self.codec.segments}
-        return state
+        if self._feedback is None:  # a residual of the codec alone is not used
+            return {kind: kept for kind, kept in self.codec.state.items() if not kept.residual}
+        return {**self.codec.state, **self._feedback.state}
 
-    def chain(self, rank_rounds: Sequence[RankRound], step: int, first_round: int) -> Chain:
-        """The rounds that turn the bucket's contribution into the sum of all."""
-        by_name = {r.round.payload.name: r for r in rank_rounds}
-        before, after = by_name.pop(RACK_SUM_PAYLOAD, None), by_name.pop(RESULT_PAYLOAD, None)
-        between = [r for r in rank_rounds if r.round.payload.name in by_name]
-        if before is not None:
-            if not between and self.has_more:
-                self._add_residual()
-            yield [before.task(self._bucket, step, first_round)]
-        if any(not r.round.payload.exact for r in between):
-            yield from self._compressed(between, step, first_round)
-        elif between:  # nothing in this bucket is compressed, at least not yet
-            yield [between[0].task(self._bucket, step, first_round)]
-        if after is not None:
-            yield [after.task(self._bucket, step, first_round)]
+    def tasks(self, rank_step: RankStep, chain: Chain) -> ChainTasks:
+        """The rounds that turn the bucket's contribution into the sum of all. The whole bucket is
+        sent where the codec has no payload."""
+        whole: list[_Sent] = [(self._bucket.vector, self._bucket.arithmetic, None)]
+        payloads: Iterator[list[_Sent]] = iter(())
+        if not chain.encoded and len(chain.stages) > 1:  # another rank of the rack encodes
+            self._add_residual()
+        for stage in chain.stages:
+            if stage.work is Work.ENCODE:
+                payloads = self._payloads(chain, rank_step.step)
+            sent = next(payloads, whole)
+            if (sent is whole) is (stage.work in (Work.ENCODE, Work.REDUCE)):
+                raise AssertionError("the codec has other rounds than it declares")
+            if stage.rounds:
+                pairs = zip(stage.rounds, sent, strict=True)
+                yield [rank_step.task(chain, round_, *parts) for round_, parts in pairs]
 
-    def _compressed(self, rank_rounds: Sequence[RankRound], step: int, first_round: int) -> Chain:
+    def _payloads(self, chain: Chain, step: int) -> Iterator[list[_Sent]]:
+        """The vectors of each stage in which something is encoded. In the end the bucket has the
+        sum of all."""
         out = self.load()
+        values = self._to_encode(out)
+        first, *more = chain.encoded
         try:
-            transfer = _BucketTransfer(
-                bucket=self._bucket,
-                rank=self._rank,
-                rounds=[r for r in rank_rounds if not r.round.payload.exact],
-                uncompressed=[r for r in rank_rounds if r.round.payload.exact],
-                step=step,
-                first_round=first_round,
-                values=self._to_encode(out),
-                out=out,
-                buffer=self._buffer,
-            )
             if isinstance(self.codec, SummableCodec):
-                yield from transfer.summed(self.codec, self.sum_arithmetic)
-            elif isinstance(self.codec, ShardableCodec) and len(transfer.rounds) > 1:
-                yield from transfer.in_two_shots(self.codec)
+                yield from self._summed(self.codec, values, out, step)
+            elif isinstance(self.codec, ShardableCodec) and more:
+                yield from self._in_two_shots(self.codec, values, out, step, first)
             else:
                 assert isinstance(self.codec, GatheredCodec)
-                yield from transfer.gathered(self.codec)
+                yield from self._gathered(self.codec, values, out, step, first)
         except NotFinite as error:
             raise NotFinite(error.names, f" on rank {self._rank} at step {step}") from None
         if self._residual is not None:
-            self._residual *= rank_rounds[0].divisor
+            self._residual *= first.contributions(self._rank)
             out += self._residual
         self.store()
+
+    def _uncompressed(self, scales: Array | None = None) -> list[_Sent]:
+        """The vectors that are sent with the first payload."""
+        sent: list[_Sent] = [] if scales is None else [(scales, NUMPY, None)]
+        rest = self._bucket.vector[self._bucket.arrangement.length :]
+        return [*sent, (rest, self._bucket.arithmetic, None)] if len(rest) else sent
+
+    def _summed(
+        self, codec: SummableCodec, values: Array, out: Array, step: int
+    ) -> Iterator[list[_Sent]]:
+        others = self._uncompressed()
+        for payload in codec.rounds(values, out, step, keep=values is not out):
+            yield [(payload, self.sum_arithmetic, None), *others]
+            others = []
+
+    def _gathered(
+        self, codec: GatheredCodec, values: Array, out: Array, step: int, round_: Round
+    ) -> Iterator[list[_Sent]]:
+        order, keep = round_.group.order, values is not out
+        everything = self._buffer("all", codec.nbytes * len(order))
+        rows = everything.reshape(len(order), -1)
+        codec.encode(values, rows[order.index(self._rank)], step, self._rank, keep=keep)
+        items = _items(everything, round_.payload.itemsize)
+        yield [(items, NUMPY, None), *self._uncompressed(codec.scales)]
+        if keep:
+            codec.keep_residual(values, len(order))
+        codec.add_up(list(rows), out)
+
+    def _in_two_shots(
+        self, codec: ShardableCodec, values: Array, out: Array, step: int, round_: Round
+    ) -> Iterator[list[_Sent]]:
+        order, itemsize, keep = round_.group.order, round_.payload.itemsize, values is not out
+        members, position = len(order), order.index(self._rank)
+        encoded = self._buffer("own", codec.nbytes)
+        codec.encode(values, encoded, step, self._rank, keep=keep)
+        sizes = [units * itemsize for units in split(round_.payload.elements, members)]
+        places = [slice(*ends) for ends in pairwise(accumulate(sizes, initial=0))]
+        inbox = self._buffer("inbox", members * sizes[position])
+        shards: list[Array] = list(inbox.reshape(members, -1))  # of all members, for this rank
+        shards[position] = encoded[places[position]]
+
+        def view(start: int, stop: int) -> Array:
+            """The j-th shard of the i-th member, which is chunk i N + j."""
+            sender, receiver = divmod(start, members)
+            return encoded[places[receiver]] if sender == position else shards[sender]
+
+        yield [(inbox, NUMPY, view), *self._uncompressed(codec.scales)]
+        if keep:
+            codec.keep_residual(values, members)
+        result = self._buffer("result", codec.nbytes)
+        own = places[position]
+        codec.reduce(shards, result[own], own.start // itemsize, step, self._rank)
+        yield [(_items(result, itemsize), NUMPY, None)]
+        codec.decode(result, out)
 
     def _add_residual(self) -> None:
         """Add the residual of an earlier plan to the bucket, for the rank that encodes for the
         rack."""
-        self.has_more = False
-        if self._feedback is not None:
+        if self.has_more and self._feedback is not None:
+            self.has_more = False
             out = self.load()
             out += self._feedback.residual
             self._feedback.residual[:] = 0
@@ -222,98 +266,7 @@ def refuse_second_momentum(plan: Plan, optimizer: torch.optim.Optimizer) -> None
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _BucketTransfer:
-    """One bucket at one step. `values` are encoded, `out` is to hold the result; they are one
-    vector if no residual is kept. `buffer` gives buffers by purpose and size."""
-
-    bucket: FlatBucket
-    rank: int
-    rounds: Sequence[RankRound]  # of payloads
-    uncompressed: Sequence[RankRound]
-    step: int
-    first_round: int
-    values: Array
-    out: Array
-    buffer: Callable[[str, int], Array]
-
-    @property
-    def keep(self) -> bool:
-        return self.values is not self.out
-
-    def task(
-        self,
-        rank_round: RankRound,
-        vector: Array,
-        arithmetic: Arithmetic = NUMPY,
-        view: View | None = None,
-    ) -> Task:
-        return rank_round.task(self.bucket, self.step, self.first_round, vector, arithmetic, view)
-
-    def uncompressed_tasks(self, scales: Array | None) -> list[Task]:
-        tasks = []
-        for rank_round in self.uncompressed:
-            if rank_round.round.payload.name == EXACT_PAYLOAD:
-                rest = self.bucket.vector[self.bucket.arrangement.length :]
-                tasks.append(self.task(rank_round, rest, self.bucket.arithmetic))
-            else:
-                assert scales is not None
-                tasks.append(self.task(rank_round, scales))
-        return tasks
-
-    def summed(self, codec: SummableCodec, arithmetic: Arithmetic) -> Chain:
-        payloads = codec.rounds(self.values, self.out, self.step, keep=self.keep)
-        others = self.uncompressed_tasks(None)
-        for rank_round, payload in zip(self.rounds, payloads, strict=False):
-            yield [self.task(rank_round, payload, arithmetic), *others]
-            others = []
-        for _ in payloads:  # the codec continues after the last round
-            raise AssertionError("the codec has more rounds than it declares")
-
-    def gathered(self, codec: GatheredCodec) -> Chain:
-        [rank_round] = self.rounds
-        order = rank_round.round.group.order
-        everything = self.buffer("all", codec.nbytes * len(order))
-        rows = everything.reshape(len(order), -1)
-        self._encode(codec, rows[order.index(self.rank)])
-        whole = self.task(rank_round, _items(everything, rank_round))
-        yield [whole, *self.uncompressed_tasks(codec.scales)]
-        if self.keep:
-            codec.keep_residual(self.values, len(order))
-        codec.add_up(list(rows), self.out)
-
-    def in_two_shots(self, codec: ShardableCodec) -> Chain:
-        first, second = self.rounds
-        order, itemsize = first.round.group.order, first.round.payload.itemsize
-        members, position = len(order), order.index(self.rank)
-        encoded = self.buffer("own", codec.nbytes)
-        self._encode(codec, encoded)
-        sizes = [units * itemsize for units in split(first.round.payload.elements, members)]
-        places = [slice(*ends) for ends in pairwise(accumulate(sizes, initial=0))]
-        inbox = self.buffer("inbox", members * sizes[position])
-        shards: list[Array] = list(inbox.reshape(members, -1))  # of all members, for this rank
-        shards[position] = encoded[places[position]]
-
-        def view(start: int, stop: int) -> Array:
-            """The j-th shard of the i-th member, which is chunk i N + j."""
-            sender, receiver = divmod(start, members)
-            return encoded[places[receiver]] if sender == position else shards[sender]
-
-        yield [self.task(first, inbox, view=view), *self.uncompressed_tasks(codec.scales)]
-        if self.keep:
-            codec.keep_residual(self.values, members)
-        result = self.buffer("result", codec.nbytes)
-        own = places[position]
-        codec.reduce(shards, result[own], own.start // itemsize, self.step, self.rank)
-        yield [self.task(second, _items(result, second))]
-        codec.decode(result, self.out)
-
-    def _encode(self, codec: GatheredCodec, payload: Array) -> None:
-        codec.encode(self.values, payload, self.step, self.rank, keep=self.keep)
-
-
-def _items(buffer: Array, rank_round: RankRound) -> Array:
+def _items(buffer: Array, itemsize: int) -> Array:
     """The buffer with the payload's unit as its item type."""
-    itemsize = rank_round.round.payload.itemsize
     items: Array = buffer if itemsize == 1 else buffer.view(np.dtype((np.void, itemsize)))
     return items

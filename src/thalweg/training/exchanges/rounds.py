@@ -5,64 +5,23 @@ Coded plans have an exchange of their own, which waits for no rank (`tree.py`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from types import MappingProxyType
 
-import torch
-
-from thalweg.engine.collectives import SEE_OUTPUT_REMEDY, Collectives
-from thalweg.engine.engine import Chain
+from thalweg.compress import Kept
+from thalweg.engine.collectives import SEE_OUTPUT_REMEDY
+from thalweg.engine.engine import ChainTasks
 from thalweg.engine.execute import Task
 from thalweg.plan import Plan
 from thalweg.schedules import Group
-from thalweg.steps import warm_up
+from thalweg.steps import Chain, warm_up
 from thalweg.training.buckets import FlatBucket, Layout
-from thalweg.training.compiled_steps import CompiledSteps, RankRound, RankStep
-from thalweg.training.compression_overlap import Overlap, Timing
-from thalweg.training.compressor_state import CompressorState, state_views
-from thalweg.training.exchanges.compressed import CompressedBucket, Compression
-from thalweg.training.plan_context import PlanContext
-from thalweg.transports import Array
-
-
-class Exchange:
-    """Synchronises the buckets of a step; the base class does nothing. Gradients are multiplied by
-    `factor`, and each one that took part is marked with `presence`. `is_awaited` is False in a step
-    in which this rank has nothing to contribute."""
-
-    factor = 1.0
-    presence = 1.0
-    compressed: Collection[CompressedBucket] = ()  # the buckets with compressor state
-    compressor_state_before: CompressorState = MappingProxyType({})  # before the current step
-    timings: Collection[Timing] = ()  # of the last steps on this rank
-
-    @property
-    def is_awaited(self) -> bool:
-        return True
-
-    def begin(self) -> None:
-        """The first gradient of a step is ready."""
-
-    def send(self, bucket: FlatBucket, *, is_finite: bool) -> None:
-        """The bucket has the gradients; those that are not finite are zero in it."""
-
-    def finish(self) -> None:
-        """Wait until the buckets, all of which were sent, hold the plan's result."""
-
-    def drop(self) -> None:
-        """Wait until the buckets of a failed step are free again."""
-
-    def restore_state(self) -> None:
-        """Restore the compressor state from before the step, which is skipped."""
-
-    def is_good(self, flags: torch.Tensor) -> bool:
-        """True if the plan's result, with these flags, is finite."""
-        return not flags[-1]
-
-    def close(self) -> None:
-        """Free the memory; the exchange isn't used any more."""
+from thalweg.training.compiled_steps import CompiledSteps, RankStep
+from thalweg.training.compression_overlap import Overlap
+from thalweg.training.exchanges.compressed import Compression
+from thalweg.training.exchanges.exchange import Exchange
+from thalweg.training.plan_context import Peers
+from thalweg.training.plan_state import state_of
 
 
 class BucketRounds:
@@ -73,59 +32,53 @@ class BucketRounds:
         self.layout = layout
         self.compressed = Compression.of(plan).buckets(layout, rank)
         self._plan = plan
-        self._rank = rank
+        self.rank = rank
         self.set_group(group)
 
     def set_group(self, group: Group) -> None:
         """Use the rounds of this group from now on."""
-        self._steps = CompiledSteps(self._plan, group, self.layout.workload, self._rank)
+        self.steps = CompiledSteps(self._plan, group, self.layout.workload, self.rank)
 
     def release(self) -> None:
         """Free the memory of the buckets."""
         self.layout = replace(self.layout, buckets=())
         self.compressed.clear()
 
-    def at(self, step: int) -> RankStep:
-        return self._steps.at(step)
-
-    def work(
-        self, bucket: FlatBucket, rank_rounds: Sequence[RankRound], step: int, first_round: int
-    ) -> Task | Chain:
-        """The work of the engine for a bucket at a step, from its rounds."""
-        if bucket.index in self.compressed:
-            return self.compressed[bucket.index].chain(rank_rounds, step, first_round)
-        [rank_round] = rank_rounds
-        return rank_round.task(bucket, step, first_round)
+    def work(self, rank_step: RankStep, chain: Chain) -> Task | ChainTasks:
+        """The work of the engine for a chain of this step."""
+        if chain.bucket in self.compressed:
+            return self.compressed[chain.bucket].tasks(rank_step, chain)
+        bucket, [round_] = self.layout.buckets[chain.bucket], chain.rounds
+        return rank_step.task(chain, round_, bucket.vector, bucket.arithmetic)
 
 
 class RoundsExchange(Exchange):
     """The exchange by rounds."""
 
-    def __init__(self, context: PlanContext, plan: Plan, layout: Layout) -> None:
-        group, engine, clock = context.group, context.engine, context.clock
+    def __init__(self, peers: Peers, plan: Plan, layout: Layout) -> None:
+        group, engine, clock = peers.group, peers.engine, peers.clock
         self.factor = 1 / group.size
         self._engine = engine
         self._clock = clock
         self._rounds = BucketRounds(plan, group, layout, engine.rank)
-        self._rounds.at(clock.step)  # errors are raised now
-        self._first_round: int | None = None
+        self._rounds.steps.at(clock.step)  # errors are raised now
+        self._work: dict[int, Task | ChainTasks] | None = None  # of this step, by bucket
         self._sent: list[Future[None]] = []
-        self._buffered_chains: list[Task | Chain] = []
-        self._before: dict[str, dict[str, Array]] = {}
-        self.compressor_state_before = self._before
+        self._buffered_chains: list[Task | ChainTasks] = []
+        self._before: dict[str, Kept] = {}
+        self.kept_before = self._before
         self.compressed = self._rounds.compressed.values()
         choice = self._rounds.compressed and len(layout.buckets) > 1
-        collectives = Collectives(group, engine, clock, SEE_OUTPUT_REMEDY)
-        average = collectives.all_reduce_mean if choice else None
+        average = peers.collectives(SEE_OUTPUT_REMEDY).all_reduce_mean if choice else None
         first = max(clock.step, warm_up(plan))
         self._overlap = Overlap(average, first, plan.settings.overlap)
         self.timings = self._overlap.timings
 
     def begin(self) -> None:
-        self._first_round = None
-        for kind, arrays in state_views(self.compressed).items():
-            before = self._before.setdefault(kind, {})
-            for name, array in arrays.items():
+        self._work = None
+        for kind, kept in state_of(self.compressed).items():
+            before = self._before.setdefault(kind, replace(kept, arrays={})).arrays
+            for name, array in kept.arrays.items():
                 if name in before:
                     before[name][:] = array
                 else:
@@ -133,11 +86,10 @@ class RoundsExchange(Exchange):
         self._overlap.begin()
 
     def send(self, bucket: FlatBucket, *, is_finite: bool) -> None:
-        step = self._clock.step
-        rank_step = self._rounds.at(step)
-        if self._first_round is None:
-            self._first_round = self._clock.claim(rank_step.numbers)
-        work = self._rounds.work(bucket, rank_step.of(bucket.index), step, self._first_round)
+        if self._work is None:
+            step, rounds = self._rounds.steps.begin(self._clock), self._rounds
+            self._work = {chain.bucket: rounds.work(step, chain) for chain in step.chains}
+        work = self._work[bucket.index]
         if not isinstance(work, Task):
             work = self._overlap.timed(work)
             if self._overlap.is_serial:
@@ -159,14 +111,15 @@ class RoundsExchange(Exchange):
         self._wait()
 
     def restore_state(self) -> None:
-        for kind, arrays in state_views(self.compressed).items():
-            for name, array in arrays.items():
-                array[:] = self._before[kind][name]
+        for kind, kept in state_of(self.compressed).items():
+            for name, array in kept.arrays.items():
+                array[:] = self._before[kind].arrays[name]
 
     def close(self) -> None:
         self._sent.clear()
         self._buffered_chains.clear()
-        self._before, self.compressor_state_before = {}, {}
+        self._work = None
+        self._before, self.kept_before = {}, {}
         self._rounds.release()
 
     def _wait(self) -> None:

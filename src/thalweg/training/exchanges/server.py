@@ -15,7 +15,7 @@ then is sent again, and applied if it was not before.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -31,10 +31,11 @@ from thalweg.members.abort import AbortFlag
 from thalweg.members.world import World
 from thalweg.plan import Plan
 from thalweg.training.buckets import FlatBucket, Layout
+from thalweg.training.exchanges.exchange import Exchange
 from thalweg.training.exchanges.parameter_server import UNKNOWN_CLOCK, ParameterServer
-from thalweg.training.exchanges.rounds import Exchange
 from thalweg.training.plan_context import Ledger, PlanContext
-from thalweg.training.sources.gradients import GradientSynchronizer, layout_of
+from thalweg.training.snapshot import Snapshot
+from thalweg.training.sources.gradients import layout_of
 from thalweg.transports import Array
 from thalweg.transports.best_effort import BestEffortMessage, BestEffortTransport, MessageKind
 
@@ -54,22 +55,26 @@ class ServerLink(Protocol):
     def receive(self, seconds: float | None) -> list[BestEffortMessage]: ...
 
 
-class AsynchronousSynchronizer(GradientSynchronizer):
-    """Synchronises gradients by the server on one rank, the root. This rank has taken the clock's
-    steps, and so have the others, unless they come from a rendezvous."""
+class ServerExchange(Exchange):
+    """The exchange of gradients for parameters with the server on one rank, the root. This rank has
+    taken the clock's steps, and so have the others, unless they come from a rendezvous."""
+
+    returns_gradients = waits_for_all = False
 
     def __init__(
         self,
         context: PlanContext,
+        plan: Plan,
+        layout: Layout,
         parameters: Mapping[str, nn.Parameter],
         optimizer: torch.optim.Optimizer,
-        plan: Plan,
     ) -> None:
-        layout = layout_of(parameters, plan.settings.bucket)
         steps, ledger, abort_flag = context.clock.step, context.ledger, context.abort_flag
         world = context.world.namespace(f"server/{max(steps, context.first_step)}")
         after_rendezvous = context.root is not None
         root = context.checkpoint_writer(plan)
+        self._layout = layout
+        self._parameters = parameters
         self._optimizer = optimizer
         stepped = {id(p) for settings in optimizer.param_groups for p in settings["params"]}
         self._served = {name for name, p in parameters.items() if id(p) in stepped}
@@ -86,7 +91,7 @@ class AsynchronousSynchronizer(GradientSynchronizer):
                 parameters, optimizer, buffers, clocks, plan.cadence.staleness, ledger.applied
             )
             self._server = ServerThread(server, self._messages, abort_flag, world)
-        self._requests = ServerExchange(
+        self._client = ServerClient(
             self._server or self._messages,
             root,
             world.rank,
@@ -95,88 +100,88 @@ class AsynchronousSynchronizer(GradientSynchronizer):
             self._raise_if_aborted,
             world.timeout,
         )
-        super().__init__(context, parameters, layout, self._requests)
         try:
             self._find_root()
             if after_rendezvous:
-                self._requests.request(MessageKind.REQUEST, steps)
-                self._apply()
+                self._client.request(MessageKind.REQUEST, steps)
+                self._load_parameters()
         except BaseException:
-            self.abort()
+            self.close()
             raise
 
-    @property
-    def behind(self) -> int:
-        """The number of steps that this worker has to skip, as the others took them without it."""
-        behind, self._requests.behind = self._requests.behind, 0
-        return behind
-
-    def after_step(self) -> None:
-        """Put the server's parameters in place; the script's optimizer had no gradients."""
-        if self._answered:
-            self._apply()
-            self._answered = False
-
-    def wait_and_apply(self) -> None:
-        """Wait at a barrier: all workers have the same parameters then, and the root has the
-        optimizer's state."""
-        self._requests.request(MessageKind.BARRIER)
-        self._apply()
-        if self._server is not None:
-            self._load(self._server.server.optimizer_state)
+    def begin(self) -> None:
+        self._client.begin()
 
     def repeat(self) -> None:
         self._ledger.own -= 1  # the same gradient is sent again
-        super().repeat()
 
-    def leave(self, seconds: float) -> bool:
+    def send(self, bucket: FlatBucket, *, is_finite: bool) -> None:
+        self._client.send(bucket)
+
+    def finish(self) -> None:
+        self._client.finish()
+        self._answered = True
+
+    def apply(self) -> None:
+        """Put the server's parameters in place; the script's optimizer had no gradients."""
+        if self._answered:
+            self._load_parameters()
+            self._answered = False
+
+    def make_equal(self) -> None:
+        """Wait at a barrier: all workers have the same parameters then, and the root has the
+        optimizer's state."""
+        self._client.request(MessageKind.BARRIER)
+        self._load_parameters()
+        if self._server is not None:
+            self._load_optimizer(self._server.server.optimizer_state)
+
+    def take_skipped_steps(self) -> int:
+        behind, self._client.behind = self._client.behind, 0
+        return behind
+
+    def needs(self, rank: int, absent: Mapping[int, float]) -> bool:
+        return rank == self._root
+
+    def leave(self, seconds: float, last: Callable[[], Snapshot | None]) -> bool:
         """Leave the server; the root waits for the other workers, and returns False if they
         stay."""
         if self._closed:
             return True
-        self._requests.leave()
+        self._client.leave()
         left = self._server is None or self._server.is_left(monotonic() + seconds)
-        self._close()
+        self._disconnect()
         return left
 
     @torch.no_grad()
-    def abort(self) -> None:
+    def close(self) -> None:
         """Close the connections; the root keeps the newest parameters, with the optimizer's
         state."""
-        super().abort()
-        self._close()
-        if self._server is not None:
+        left = self._closed
+        self._disconnect()
+        if self._server is not None and not left:
             server = self._server.server
             for name, parameter in server.parameters.items():
                 self._parameters[name].copy_(parameter)
             self._ledger.applied = dict(server.applied)
-            self._load(server.optimizer.state_dict()["state"])
+            self._load_optimizer(server.optimizer.state_dict()["state"])
 
-    def _load(self, state: dict[str, object]) -> None:
-        own = self._optimizer.state_dict()
-        self._optimizer.load_state_dict({**own, "state": state})
-
-    def _close(self) -> None:
+    def _disconnect(self) -> None:
         self._closed = True
         if self._server is not None:
             self._server.close()
         self._messages.close()
 
-    def _report(self, names: Sequence[str]) -> None:
-        """No other rank skips its step."""
-
-    def _commit(self) -> None:
-        self.is_good = not self.bad
-        self._answered = True
-        for parameter in self._parameters.values():
-            parameter.grad = None
-
     @torch.no_grad()
-    def _apply(self) -> None:
+    def _load_parameters(self) -> None:
         for bucket in self._layout.buckets:
             for name, view in bucket.views.items():
                 if name in self._served:
                     self._parameters[name].copy_(view)
+
+    def _load_optimizer(self, state: dict[str, object]) -> None:
+        own = self._optimizer.state_dict()
+        self._optimizer.load_state_dict({**own, "state": state})
 
     def _find_root(self) -> None:
         deadline = monotonic() + self._world.timeout
@@ -204,8 +209,8 @@ class AsynchronousSynchronizer(GradientSynchronizer):
             raise abort
 
 
-class ServerExchange(Exchange):
-    """The exchange of gradients for parameters. Each request has a number and one answer. An
+class ServerClient:
+    """The requests of one worker to the server. Each request has a number and one answer. An
     overdue answer is requested again, ever less often; the gradient itself is repeated only if it
     was lost."""
 
@@ -237,7 +242,7 @@ class ServerExchange(Exchange):
         self._ledger.own += 1
         self._sent = []
 
-    def send(self, bucket: FlatBucket, *, is_finite: bool) -> None:
+    def send(self, bucket: FlatBucket) -> None:
         gradient = bucket.vector.copy()
         self._send_request(MessageKind.ANSWER, bucket.index, self._ledger.own, gradient)
 

@@ -11,6 +11,7 @@ If its relay doesn't keep these results any more, it loads another rank's snapsh
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -33,7 +34,7 @@ from thalweg.redundancy import allocation_of, fastest, is_compensated
 from thalweg.schedules import Schedule, check, coded_tree
 from thalweg.training.buckets import FlatBucket, Layout
 from thalweg.training.exchanges.compressed import CompressedBucket, Compression
-from thalweg.training.exchanges.rounds import Exchange
+from thalweg.training.exchanges.exchange import Exchange
 from thalweg.training.finite import is_finite, not_finite
 from thalweg.training.plan_context import PlanContext
 from thalweg.training.snapshot import Snapshot
@@ -41,41 +42,37 @@ from thalweg.transports import Array
 
 DRAIN_POLL_SECONDS = 0.01
 TREE_EVICTION_SECONDS = 20.0  # the tree is rebuilt without a rank that is absent for longer
+log = logging.getLogger("thalweg")
 
 
 class TreeExchange(Exchange):
     """The exchange of one rank's buckets through its relay in the coded tree."""
 
+    waits_for_all = False
+
     def __init__(self, context: PlanContext, plan: Plan, layout: Layout) -> None:
         self._clock = context.clock
         self._world = world = context.world.namespace(f"tree/{context.clock.step}")
-        self.allocation = allocation_of(plan, context.group)
+        self.allocation: Allocation = allocation_of(plan, context.group)
         # A participation flag is 1 in every cell, and is summed with the weights of the cells.
         self.presence = float(self.allocation.cell_weights(world.rank).sum())
         self._data_position = context.data_position
-        # The steps whose sum was scaled up from a part of the data, and the size of that part.
-        self.approximate: dict[int, float] = {}
-        # True if this rank continued without a result: its state differs from that of all other
-        # ranks until it loads a snapshot.
-        self.has_diverged = False
+        self._notify = context.notify
         # True if a step with more stragglers than the code tolerates waits for them.
         self._waits = _beyond(plan) == "wait"
         self._layout = layout
         self._vectors = SummedVectors(layout, Compression.of(plan), world.rank)
         self.relay = _open(context, plan, world, self.allocation, self._vectors)
+        self.arrivals = self.relay.arrivals
+        self.warns = world.rank == self.allocation.host
         self._snapshot = context.snapshot
         self._contributed_step = -1  # the last step to which this rank contributed
         self._finished_step = -1  # the last step whose result was received, or had expired
 
-    @property
-    def is_root(self) -> bool:
-        return self.relay.rank == self.allocation.host
-
-    def must_rebuild_without(self, rank: int, absent: Mapping[int, float]) -> bool:
-        """True if the tree must be rebuilt without this absent rank. It must if the rank hosts the
-        root, or is absent for more than `TREE_EVICTION_SECONDS`; under a plan that waits for
-        stragglers also if more ranks are absent than the code tolerates, or if the current step is
-        overdue. `absent` has all members that are suspected to have failed, and since when."""
+    def needs(self, rank: int, absent: Mapping[int, float]) -> bool:
+        """True if the rank hosts the root, or is absent for more than `TREE_EVICTION_SECONDS`;
+        under a plan that waits for stragglers also if more ranks are absent than the code
+        tolerates, or if the current step is overdue."""
         if (
             rank == self.allocation.host
             or monotonic() - absent.get(rank, monotonic()) > TREE_EVICTION_SECONDS
@@ -83,31 +80,44 @@ class TreeExchange(Exchange):
             return True
         return self._waits and (len(absent) > self.relay.spare or self.relay.is_overdue)
 
-    def left_behind(self, step: int) -> bool:
-        """True if this rank must load a snapshot: it has diverged, or the result of `step` isn't
-        kept any more."""
-        return self.has_diverged or self.relay.result_expired(step)
+    def has_result(self, step: int) -> bool:
+        return self.relay.has(step)
+
+    def missed_snapshot(self, step: int) -> Snapshot | None:
+        """Another rank's snapshot if this rank has diverged, or the result of `step` isn't kept any
+        more."""
+        if not self.has_diverged and not self.relay.result_expired(step):
+            return None
+        return self.request_snapshot(after=step)
 
     def serve(self) -> None:
         """Send this rank's snapshot to the ranks that requested it. It may be called between two
         steps, and while this rank waits for a result, before which its state doesn't change."""
         if self.relay.state_requested():
-            self.relay.send_state(self._snapshot().in_bytes())
+            self.relay.send_state(self._snapshot().in_bytes(self.relay.rank))
 
     def request_snapshot(self, after: int = -1) -> Snapshot:
         """Request the snapshot of a rank that is past the step `after`: the parent's if it
-        answers."""
-        snapshot = Snapshot.of_bytes(
-            self.relay.request_state(lambda state: Snapshot.of_bytes(state).step > after)
-        )
+        answers. One that can't be read is requested from another rank."""
+
+        def suits(state: Array) -> bool:
+            try:
+                return Snapshot.of_bytes(state).step > after
+            except RunError as error:
+                log.warning("rank %d asks another: %s", self.relay.rank, error.problem)
+                return False
+
+        snapshot = Snapshot.of_bytes(self.relay.request_state(suits))
         self.relay.follow_from(snapshot.step)
         self.has_diverged = False
         return snapshot
 
-    def leave(self, seconds: float, snapshot: Snapshot) -> bool:
+    def leave(self, seconds: float, last: Callable[[], Snapshot | None]) -> bool:
         """Wait until all neighbours in the tree have ended too, or failed: until then they may
         request results and this snapshot. False after this many seconds."""
-        self.relay.send_state(snapshot.in_bytes(), from_now_on=True)
+        if self.relay.is_closed or (snapshot := last()) is None:
+            return True
+        self.relay.send_state(snapshot.in_bytes(self.relay.rank), from_now_on=True)
         deadline = monotonic() + seconds
         with suppress(RunError):  # a lost store: no neighbour can be waited for
             self._world.put(f"through/{self.relay.rank}", "")
@@ -157,7 +167,8 @@ class TreeExchange(Exchange):
                 bucket.vector.fill(0)
             return
         if results.covered:  # the number of cells in the sum, if not all are
-            self.approximate[step] = results.covered / self.allocation.cells
+            part = results.covered / self.allocation.cells
+            self._notify("approximate", step, f"gradient of {part:.3g} of the batch", part)
         self._vectors.prepare(step)
         for piece, array in zip(self.relay.pieces, results.arrays, strict=True):
             vector = self._vectors.all[piece.round]  # the n-th round sums the n-th vector

@@ -28,20 +28,20 @@ from thalweg.errors import Interrupted, RunError, StoreLost
 from thalweg.facts import Size
 from thalweg.training.backward_hooks import AfterBackward, after_gradient
 from thalweg.training.buckets import Arrange, FlatBucket, Layout, scaled_into
-from thalweg.training.exchanges.rounds import Exchange
+from thalweg.training.exchanges.exchange import Exchange
 from thalweg.training.finite import is_finite, not_finite
 from thalweg.training.plan_context import PlanContext
-from thalweg.training.synchronizer import Synchronizer
+from thalweg.training.sources.source import Source
 
 PARTICIPATION_FLAGS = "thalweg: who took part"  # no parameter can have this name
 
 
-class GradientSynchronizer(Synchronizer):
-    """Averages gradients. `layout` is that of `layout_of` for these parameters. A rendezvous that
-    interrupts a backward is reported at its end. Parameters whose gradient on this rank is not
-    finite, or has an element beyond `largest`, are reported before it is sent. After a backward
-    `is_good` is False if the averages can't be used (all of them are nan), and `bad` has the
-    parameters at fault on this rank."""
+class GradientSource(Source):
+    """Averages gradients. `layout` is that of `layout_of` for these parameters. Parameters whose
+    gradient on this rank is not finite, or has an element beyond `largest`, are reported before it
+    is sent. If the averages of a backward can't be used, all of them are nan."""
+
+    sends_own_gradients = True
 
     def __init__(
         self,
@@ -51,20 +51,24 @@ class GradientSynchronizer(Synchronizer):
         exchange: Exchange,
         largest: float = inf,
     ) -> None:
-        self.is_good = True
         self.bad: list[str] = []
-        self._context = context
+        self._is_good = True  # the averages of the last backward can be used
         self._largest = largest
         self._parameters = parameters
-        self._layout = layout
-        self.exchange = exchange
-        self._bucket_of = {name: b.index for b in layout.buckets for name in b.views}
         self._on = True
         self._backward: AfterBackward | None = None  # including those nested in it
         self._missing: dict[int, set[str]] = {}  # gradients by bucket
         self._unsent: deque[FlatBucket] = deque()
+        self.open(context, layout, exchange)
+
+    def open(self, context: PlanContext, layout: Layout, exchange: Exchange) -> None:
+        """Average by this exchange from now on; also again, after `abort`."""
+        self.exchange = exchange
+        self._context = context
+        self._layout = layout
+        self._bucket_of = {name: b.index for b in layout.buckets for name in b.views}
         self._hooks = [
-            after_gradient(p, partial(self._ready, name)) for name, p in parameters.items()
+            after_gradient(p, partial(self._ready, name)) for name, p in self._parameters.items()
         ]
 
     @contextmanager
@@ -74,6 +78,16 @@ class GradientSynchronizer(Synchronizer):
             yield
         finally:
             self._on = was
+
+    def spoilt(self, gradients: Mapping[str, torch.Tensor]) -> Sequence[str] | None:
+        was_good, self._is_good = self._is_good, True
+        return None if was_good else self.bad
+
+    def after_step(self) -> None:
+        self.exchange.apply()
+
+    def wait_and_apply(self) -> None:
+        self.exchange.make_equal()
 
     def detach(self) -> None:
         for hook in self._hooks:
@@ -85,11 +99,6 @@ class GradientSynchronizer(Synchronizer):
             hook.remove()
         self.exchange.close()  # frees its buffers, and so does the layout
         self._layout = replace(self._layout, buckets=())
-
-    def repeat(self) -> None:
-        """Average the present gradients, as at the end of a backward."""
-        self._begin()
-        self._finish()
 
     def _ready(self, name: str, parameter: torch.Tensor) -> None:
         if not self._on:
@@ -145,33 +154,35 @@ class GradientSynchronizer(Synchronizer):
             bad = not_finite(bucket.views, self._largest * factor)
         if bad:
             self.bad += bad
-            self._report(bad)
+            if self.exchange.returns_gradients:  # otherwise no other rank skips its step
+                self._context.bad_gradients.report(bad)
             torch._foreach_zero_([bucket.views[name] for name in bad])
         if PARTICIPATION_FLAGS in bucket.views and self.bad:
             bucket.views[PARTICIPATION_FLAGS][-1] = presence
         return not bad
 
-    def _report(self, names: Sequence[str]) -> None:
-        """Report parameters at fault to the other ranks, before the gradients are sent."""
-        self._context.bad_gradients.report(names)
-
     def _finish(self) -> None:
-        """Finish the exchange at the end of backward, and put the averages in place."""
+        """Finish the exchange at the end of backward, and put the averages in place. If members
+        change meanwhile, average the same gradients among the new ones; or leave that to the step's
+        repetition."""
         self._backward = None
-        if self._try_finish():
-            self._commit()
-        else:
-            self._context.on_interrupted()
+        while (error := self._try_finish()) is not None:
+            if not self._context.on_interrupted(error):
+                return
+            self.exchange.repeat()
+            self._begin()
+        self._commit()
 
-    def _try_finish(self) -> bool:
-        """Send the remaining buckets and wait; False if a rendezvous interrupts this."""
+    def _try_finish(self) -> Interrupted | StoreLost | None:
+        """Send the remaining buckets and wait; returns the error if a rendezvous interrupts
+        this."""
         try:
             while self._unsent:
                 self._send(self._unsent.popleft())
             self.exchange.finish()
-        except (Interrupted, StoreLost):
-            return False
-        return True
+        except (Interrupted, StoreLost) as error:
+            return error
+        return None
 
     @property
     def _flags(self) -> torch.Tensor:
@@ -180,12 +191,17 @@ class GradientSynchronizer(Synchronizer):
 
     @torch.no_grad()
     def _commit(self) -> None:
+        if not self.exchange.returns_gradients:
+            self._is_good = not self.bad
+            for parameter in self._parameters.values():
+                parameter.grad = None
+            return
         took_part = dict(zip(self._parameters, (self._flags != 0)[:-1].tolist(), strict=True))
-        self.is_good = self.exchange.is_good(self._flags)
-        if not self.is_good:
+        self._is_good = self.exchange.is_good(self._flags)
+        if not self._is_good:
             self.exchange.restore_state()
         for bucket in self._layout.buckets:
-            if not self.is_good:
+            if not self._is_good:
                 bucket.flat.zero_()  # also between the views, where codecs need zeros
             for name, view in bucket.views.items():
                 if name == PARTICIPATION_FLAGS:
@@ -196,9 +212,9 @@ class GradientSynchronizer(Synchronizer):
                     continue
                 if parameter.grad is None:
                     parameter.grad = view.to(parameter.device, copy=True)
-                elif self.is_good:
+                elif self._is_good:
                     parameter.grad.copy_(view)
-                if not self.is_good:
+                if not self._is_good:
                     parameter.grad.fill_(nan)  # which a GradScaler detects, on every rank
 
 

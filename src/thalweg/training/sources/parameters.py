@@ -19,17 +19,29 @@ from torch import nn
 
 from thalweg.engine.arithmetic import as_array
 from thalweg.errors import Interrupted, StoreLost
+from thalweg.members.agreement import Change
 from thalweg.plan import Plan, What
-from thalweg.schedules import ContendedLinks
+from thalweg.steps import Chain
 from thalweg.training.buckets import FlatBucket, Layout, scaled_into
-from thalweg.training.compiled_steps import RankRound
-from thalweg.training.contention_monitor import ContentionMonitor
+from thalweg.training.compiled_steps import RankStep
+from thalweg.training.contention_monitor import (
+    CONTENTION_CHANGE,
+    Adjustment,
+    ContentionMonitor,
+    agreed_contention,
+)
 from thalweg.training.exchanges.compressed import Compression
 from thalweg.training.exchanges.rounds import BucketRounds
-from thalweg.training.optimizer_state import averaged_tensors, never_negative
+from thalweg.training.optimizer_state import (
+    averaged_tensors,
+    has_new_optimizer_state,
+    never_negative,
+)
 from thalweg.training.plan_context import PlanContext
-from thalweg.training.synchronizer import Synchronizer
+from thalweg.training.sources.source import Source
 
+STATE_CHECK_PERIOD_STEPS = 8
+NEW_STATE_CHANGE = "slots"  # in the agreement: the optimizer has state that isn't averaged yet
 Tensors = Mapping[str, torch.Tensor]
 
 
@@ -43,7 +55,7 @@ class _PendingAverage:
     delayed: bool
 
 
-class ParameterSynchronizer(Synchronizer):
+class ParameterSource(Source):
     """Averages parameters, from the context's first step on. Which tensors are averaged is known
     after a step only, as an optimizer has no state before. After a rendezvous each rank keeps its
     parameters."""
@@ -55,9 +67,9 @@ class ParameterSynchronizer(Synchronizer):
         optimizer: torch.optim.Optimizer,
         plan: Plan,
     ) -> None:
-        self.tensors: Tensors = {}  # the averaged tensors by name; empty until `_open_rounds`
+        self._tensors: Tensors = {}  # the averaged tensors by name; empty until `_open_rounds`
         # True if the averaging groups follow the contended links.
-        self.adjusts = bool(plan.topology.arguments.get("adjust")) and context.group.size > 1
+        self._adjusts = bool(plan.topology.arguments.get("adjust")) and context.group.size > 1
         self._context = context
         self._model = model
         self._optimizer = optimizer if plan.what is What.EVERYTHING else None
@@ -73,15 +85,37 @@ class ParameterSynchronizer(Synchronizer):
         self._monitor: ContentionMonitor | None = None
 
     def after_step(self) -> None:
-        if self._clock.step >= self._context.first_step and not self._try_synchronize():
-            self._context.on_interrupted()
+        if self._clock.step >= self._context.first_step:
+            try:
+                self._synchronize()
+            except (Interrupted, StoreLost) as error:
+                self._context.on_interrupted(error)
+                return
+        if self._optimizer is not None and (self._clock.step + 1) % STATE_CHECK_PERIOD_STEPS == 0:
+            self._propose_new_state(self._optimizer)
 
-    def _try_synchronize(self) -> bool:
-        try:
-            self._synchronize()
-        except (Interrupted, StoreLost):
-            return False
-        return True
+    def _propose_new_state(self, optimizer: torch.optim.Optimizer) -> None:
+        """Propose to average new optimizer state. Some appears only when a parameter is first used,
+        or after skipped steps."""
+        if has_new_optimizer_state(optimizer, self._tensors):
+            self._context.agreement.propose(NEW_STATE_CHANGE, True)
+
+    def adopt(self, change: Change) -> Adjustment | None:
+        """Average all tensors that exist by the next step, or use the group table for other
+        contended links from this step on."""
+        if change.name == NEW_STATE_CHANGE:
+            self.wait_and_apply()
+            self._rounds = None
+        if change.name != CONTENTION_CHANGE or not self._adjusts:
+            return None
+        contention, reason = agreed_contention(change.value)
+        self.wait_and_apply()
+        self._group = replace(self._group, contention=contention)
+        if self._rounds is not None:
+            self._rounds.set_group(self._group)
+        if self._monitor is not None:
+            self._monitor.adopt(contention, self._clock.step)
+        return Adjustment(step=change.step, kept_apart=str(contention), reason=reason)
 
     @torch.no_grad()
     def _synchronize(self) -> None:
@@ -89,19 +123,15 @@ class ParameterSynchronizer(Synchronizer):
         rounds = self._open_rounds()
         step = self._clock.step
         self._finish(step)
-        rank_step = rounds.at(step)
-        first_round = self._clock.claim(rank_step.numbers)
+        rank_step = rounds.steps.begin(self._clock)
         futures, buckets = [], []
-        for bucket in rounds.layout.buckets:
-            rank_rounds = rank_step.of(bucket.index)
-            if not rank_rounds:
-                continue
-            first, *_ = rank_rounds  # its divisor makes the sum of all rounds a mean
-            self._fill(bucket, 1 / first.divisor, keep=first.round.delay > 0)
-            futures.append(self._engine.submit(rounds.work(bucket, rank_rounds, step, first_round)))
+        for chain in rank_step.chains:
+            bucket = rounds.layout.buckets[chain.bucket]
+            self._fill(bucket, 1 / chain.contributions(rounds.rank), keep=chain.delay > 0)
+            futures.append(self._engine.submit(rounds.work(rank_step, chain)))
             buckets.append(bucket)
-        if rank_step.rounds:
-            delay = rank_step.rounds[0].round.delay
+        if rank_step.chains:
+            delay = rank_step.chains[0].delay
             average = _PendingAverage(tuple(futures), tuple(buckets), step + delay, delay > 0)
             self._pending.append(average)
         if self._monitor is not None:  # while the average is under way
@@ -123,36 +153,22 @@ class ParameterSynchronizer(Synchronizer):
         self._sent.clear()
         self._rounds = None
 
-    def refresh_tensors(self) -> None:
-        """Average all tensors that exist by the next step."""
-        self.wait_and_apply()
-        self._rounds = None
-
-    def adopt(self, contention: ContendedLinks) -> None:
-        """Use the group table for these contended links from this step on."""
-        self.wait_and_apply()
-        self._group = replace(self._group, contention=contention)
-        if self._rounds is not None:
-            self._rounds.set_group(self._group)
-        if self._monitor is not None:
-            self._monitor.adopt(contention, self._clock.step)
-
     def _open_rounds(self) -> BucketRounds:
         """Return the rounds of the buckets. The first call, in the first step that averages, agrees
         with the other ranks on the averaged tensors, and allocates the buckets."""
         if self._rounds is None:
             context, step = self._context, self._clock.step
-            self.tensors = averaged_tensors(
+            self._tensors = averaged_tensors(
                 self._model, self._optimizer, self._world, context.abort_flag, step
             )
             layout = Layout.of(
-                self.tensors,
+                self._tensors,
                 self._plan.settings.bucket,
                 Compression.of(self._plan).arrange,
                 in_float32=True,
             )
             self._rounds = BucketRounds(self._plan, self._group, layout, self._engine.rank)
-            if self.adjusts:
+            if self._adjusts:
                 self._monitor = ContentionMonitor(
                     self._group,
                     self._world,
@@ -165,11 +181,11 @@ class ParameterSynchronizer(Synchronizer):
     def _fill(self, bucket: FlatBucket, factor: float, *, keep: bool) -> None:
         """Write the tensors of a bucket, times `factor`, into it; `keep` copies them to `_sent`."""
         for name, view in bucket.views.items():
-            scaled_into(view, self.tensors[name], factor)
+            scaled_into(view, self._tensors[name], factor)
             if keep:
                 if name not in self._sent:
-                    self._sent[name] = torch.empty_like(self.tensors[name])
-                self._sent[name].copy_(self.tensors[name])
+                    self._sent[name] = torch.empty_like(self._tensors[name])
+                self._sent[name].copy_(self._tensors[name])
 
     def _finish(self, step: int | None) -> None:
         """Wait for the averages that are due at this step, or for all if None, and apply them."""
@@ -185,7 +201,7 @@ class ParameterSynchronizer(Synchronizer):
         """Write the average in a bucket to its tensors. Unless it is exact, elements that are never
         negative by their meaning, such as variances, may be, and are set to 0."""
         for name, view in bucket.views.items():
-            tensor = self.tensors[name]
+            tensor = self._tensors[name]
             if delayed:
                 tensor.add_(view.to(tensor.device) - self._sent[name])
             else:
@@ -207,7 +223,7 @@ class _PendingRackAverage:
     contribution: torch.Tensor
 
 
-class TwoLevelSynchronizer(ParameterSynchronizer):
+class TwoLevelSource(ParameterSource):
     """Averages at two levels, the upper one delayed: racks at every step, all racks one step later.
 
     With m(t) a rack's mean after step t, and M(t) the mean over all racks, weighted by their sizes:
@@ -228,11 +244,11 @@ class TwoLevelSynchronizer(ParameterSynchronizer):
 
     @torch.no_grad()
     def _synchronize(self) -> None:
-        inside, across = self._rounds_of(self._clock.step)
-        first_round = self._claim_rounds()
-        self._average(inside, first_round)
-        for rank_round in across:
-            self._cross(rank_round, first_round)
+        rank_step = self._open_rounds().steps.begin(self._clock)
+        self._average(rank_step)
+        for chain in rank_step.chains:
+            if chain.span is not None:
+                self._cross(rank_step, chain, chain.span)
         self._average_pending = (self._clock.step + 1) % self._plan.cadence.every == 0
 
     @torch.no_grad()
@@ -240,52 +256,40 @@ class TwoLevelSynchronizer(ParameterSynchronizer):
         """Wait for the averages under way, and distribute them in the rack."""
         if self._average_pending:
             self._average_pending = False
-            inside, _ = self._rounds_of(self._clock.step)
-            self._average(inside, self._claim_rounds())
+            self._average(self._open_rounds().steps.begin(self._clock))
 
     def abort(self) -> None:
         """Drop the averages between racks: every rack keeps its own mean."""
         self._crossing = ()
         self._average_pending = False
 
-    def _rounds_of(self, step: int) -> tuple[list[RankRound], list[RankRound]]:
-        """The rounds of a step inside the rack, and those between racks."""
-        rank_rounds = self._open_rounds().at(step).rounds
-        inside = [rank_round for rank_round in rank_rounds if not rank_round.round.delay]
-        return inside, [rank_round for rank_round in rank_rounds if rank_round.round.delay]
-
-    def _claim_rounds(self) -> int:
-        """Claim the round numbers of a step, two of each bucket; returns the first."""
-        return self._clock.claim(2 * len(self._open_rounds().layout.buckets))
-
-    def _average(self, rank_rounds: list[RankRound], first_round: int) -> None:
+    def _average(self, rank_step: RankStep) -> None:
         """Average inside the rack, and distribute the averages between racks of the step before."""
-        layout = self._open_rounds().layout
+        rounds = self._open_rounds()
         crossed, self._crossing = self._crossing, ()
         futures = []
-        for rank_round in rank_rounds:
-            bucket = layout.buckets[rank_round.round.bucket]
-            self._fill(bucket, 1 / rank_round.divisor, keep=False)
+        for chain in rank_step.chains:
+            if chain.span is not None:
+                continue
+            bucket = rounds.layout.buckets[chain.bucket]
+            self._fill(bucket, 1 / chain.contributions(rounds.rank), keep=False)
             for crossing in crossed:
                 if crossing.bucket == bucket.index:
                     self._engine.wait([crossing.future])
                     part = bucket.flat[slice(*crossing.span)]
                     part.add_(crossing.contribution).sub_(crossing.rack_mean)
-            task = rank_round.task(bucket, self._clock.step, first_round)
-            futures.append(self._engine.submit(task))
+            futures.append(self._engine.submit(rounds.work(rank_step, chain)))
         self._engine.wait(futures)
-        for bucket in layout.buckets:
+        for bucket in rounds.layout.buckets:
             self._apply(bucket, delayed=False, exact=False)
 
-    def _cross(self, rank_round: RankRound, first_round: int) -> None:
+    def _cross(self, rank_step: RankStep, chain: Chain, span: tuple[int, int]) -> None:
         """Start to average this rank's part of a bucket between racks."""
-        bucket = self._open_rounds().layout.buckets[rank_round.round.bucket]
-        rack_mean = bucket.flat[slice(*rank_round.round.span)].clone()
+        bucket, [round_] = self._open_rounds().layout.buckets[chain.bucket], chain.rounds
+        rack_mean = bucket.flat[slice(*span)].clone()
         rack = next(rack for rack in self._group.racks if self._engine.rank in rack)
         contribution = rack_mean * (len(rack) / self._group.size)
-        task = rank_round.task(bucket, self._clock.step, first_round, as_array(contribution))
+        task = rank_step.task(chain, round_, as_array(contribution), bucket.arithmetic)
         future = self._engine.submit(task)
-        crossing = _PendingRackAverage(
-            future, bucket.index, rank_round.round.span, rack_mean, contribution
-        )
+        crossing = _PendingRackAverage(future, bucket.index, span, rack_mean, contribution)
         self._crossing = (*self._crossing, crossing)
