@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "thalweg"
 PAGE = ROOT / "docs" / "architecture.md"
-ROOMS = ROOT / "docs" / "pictures" / "architecture-rooms.svg"
+DRAWING = ROOT / "docs" / "pictures" / "architecture-packages.svg"
 ITEM = re.compile(r"^(?:\d+\. |- |\| )")
 QUOTED = re.compile(r"`([^`]+)`")
 NAME = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
@@ -105,8 +105,8 @@ def test_the_drawing_has_the_rows_of_the_import_contract() -> None:
     [contract] = [each for each in settings["contracts"] if each["type"] == "layers"]
     layers = [set(layer.split(" | ")) for layer in contract["layers"] if layer != "__main__"]
     rows: dict[float, set[str]] = {}
-    for text in ElementTree.parse(ROOMS).iter("{http://www.w3.org/2000/svg}text"):
-        if "room" in text.get("class", "").split():
+    for text in ElementTree.parse(DRAWING).iter("{http://www.w3.org/2000/svg}text"):
+        if "package" in text.get("class", "").split():
             rows.setdefault(float(text.get("y", "")), set()).add(text.text or "")
     assert [rows[y] for y in sorted(rows)] == layers
 
@@ -119,10 +119,10 @@ def test_the_drawing_frames_what_needs_no_torch() -> None:
     free = {name.removeprefix("thalweg.") for name in contract["source_modules"]}
     boxes = {"box pure": set[str](), "box partly": set[str](), "box": set[str]()}
     kind = "box"
-    for shape in ElementTree.parse(ROOMS).iter():
+    for shape in ElementTree.parse(DRAWING).iter():
         if shape.tag.endswith("rect"):
             kind = shape.get("class", "")
-        elif "room" in shape.get("class", "").split():
+        elif "package" in shape.get("class", "").split():
             boxes[kind].add(shape.text or "")
     assert boxes["box pure"] == {name for name in free if "." not in name} | {"errors"}
     assert boxes["box partly"] == {"observe"}
