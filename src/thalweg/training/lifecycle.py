@@ -406,11 +406,7 @@ class RankSession:
     def _optimizer_state(self) -> list[torch.Tensor]:
         """The optimizer's tensors, including those that only other ranks had until now."""
         state = optimizer_state_of_all(
-            self.optimizer,
-            self.world,
-            self.abort_flag,
-            self.next_store_exchange(),
-            self.engine.timeout,
+            self.optimizer, self.world, self.abort_flag, self.next_store_exchange()
         )
         return list(state.values())
 
