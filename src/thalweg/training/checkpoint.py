@@ -37,7 +37,7 @@ from torch import Tensor
 from thalweg.errors import CheckpointError
 from thalweg.training.data.position import BatchIndex
 from thalweg.training.snapshot import RankState, Snapshot
-from thalweg.training.state_encoding import pack, unpack
+from thalweg.training.state_encoding import MISREAD_ERRORS, pack, unpack
 
 CHECKPOINT_FORMAT = 1
 ABANDONED_WRITER_SECONDS = 60.0  # since another host's writer last wrote
@@ -306,7 +306,7 @@ def _readable(path: Path) -> Iterator[None]:
             f"can't read {missing} of checkpoint {path}: {error.strerror}",
             "let this user read it, or name another",
         ) from None
-    except (AttributeError, LookupError, RuntimeError, SafetensorError, TypeError, ValueError):
+    except MISREAD_ERRORS:
         raise _damaged(path, f"{_INDEX} lacks what it should hold") from None
 
 

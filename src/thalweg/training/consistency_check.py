@@ -18,7 +18,6 @@ from thalweg.members.abort import AbortFlag
 from thalweg.members.world import World
 
 Description = dict[str, Any]
-SAME_VERDICT = "same"
 REFERENCE_KEY = "same/0"  # rank 0's description in the store
 
 
@@ -63,10 +62,10 @@ def agree(world: World, abort_flag: AbortFlag, own: Description) -> Mapping[str,
     if world.rank == 0:
         world.put(REFERENCE_KEY, json.dumps(own))
     different = _difference(world, abort_flag, own)
-    world.put(f"verdict/{world.rank}", different or SAME_VERDICT)
+    world.put(f"verdict/{world.rank}", different)
     ranks_by_verdict: dict[str, list[int]] = {}
     for rank, verdict in world.read_all("verdict", abort_flag, _late(world)).items():
-        if verdict.decode() != SAME_VERDICT:
+        if verdict:
             ranks_by_verdict.setdefault(verdict.decode(), []).append(rank)
     if ranks_by_verdict:
         problems = "; ".join(

@@ -276,7 +276,7 @@ class RankSession:
             allocation = allocation_of(plan, self.group)
             refuse_what_differs(self.model, allocation)
             if self.data_position.rank_loader is not None:
-                self.data_position.rank_loader.with_allocation(allocation)
+                allocation.refuse_batch(self.data_position.rank_loader.sampler.batch)
 
     def _run_plan(self, kept: PlanState, repeating: Source | None) -> None:
         """Start the plan with this step; it continues with the state that another one `kept`.
