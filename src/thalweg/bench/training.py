@@ -209,8 +209,7 @@ class _StepCallbacks:
             self._sleeper.attach(model)
         if recipe.evaluate_every is not None:
             self._evaluate = partial(_evaluate, job, model)
-            self._timeout = Duration.parse(recipe.timeout).seconds
-            self._world = World.join(self._timeout)
+            self._world = World.join(Duration.parse(recipe.timeout).seconds)
             self._abort_flag = self._world.abort_flag()
 
     def before_step(self) -> None:
@@ -232,12 +231,11 @@ class _StepCallbacks:
             if self._run.rank == 0:
                 metric = self._evaluate()
                 self._world.put(key, json.dumps([metric, monotonic() + STORE_NOTICE_SECONDS]))
-            published = self._world.wait_for(key, self._timeout, self._abort_flag)
-        if published is None:
-            raise RunError(
-                f"rank 0 hasn't evaluated step {step} after {self._timeout:g} s",
+            late = RunError(
+                f"rank 0 hasn't evaluated step {step} after {self._world.timeout:g} s",
                 "evaluate fewer samples, or allow more time",
             )
+            published = self._world.read(key, self._abort_flag, late)
         metric, resume = json.loads(published)
         self.evaluations.append((step, metric))
         sleep(max(0.0, resume - monotonic()))

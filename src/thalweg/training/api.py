@@ -106,7 +106,7 @@ def attach(
 
         def hosts() -> list[str]:
             own = [str(host_description()[key]) for key in ("name", "machine", "stack")]
-            places.update(hosts_of_all(world, abort_flag, own, seconds))
+            places.update(hosts_of_all(world, abort_flag, own))
             return host_names(places.values())
 
         group = Group.everybody(find_cluster(cluster, world.size, os.environ, hosts))
@@ -146,7 +146,7 @@ def attach(
         if returns:
             shutdown.is_spare = True  # the others continue without this rank
         check = compare if returns else agree
-        reference = check(world, abort_flag, own, seconds)
+        reference = check(world, abort_flag, own)
         for finding in preflight(world):
             log.warning(finding.line)
         if world.rank == 0 and world.security.encrypted and not _is_protected(requested):
@@ -184,7 +184,7 @@ def attach(
                     suiting = _suiting(given, nonfinite, model)
                     place = first_world.namespace(OPTIMIZER_NAMESPACE)
                     own = description(str(requested), model, suiting, settings)
-                    agreed = check(place, first_abort_flag, own, seconds)
+                    agreed = check(place, first_abort_flag, own)
                     recovery.publish(
                         {f"{OPTIMIZER_NAMESPACE}/{key}": text for key, text in agreed.items()}
                     )

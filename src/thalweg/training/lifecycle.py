@@ -284,7 +284,7 @@ class RankSession:
             allocation = allocation_of(plan, self.group)
             refuse_what_differs(self.model, allocation)
             if self.data_position.rank_loader is not None:
-                self.data_position.rank_loader.with_allocation(allocation)
+                allocation.refuse_batch(self.data_position.rank_loader.sampler.batch)
 
     def _run_plan(self, kept: PlanState, repeating: Source | None) -> None:
         """Start the plan with this step; it continues with the state that another one `kept`.
@@ -436,11 +436,7 @@ class RankSession:
     def _optimizer_state(self) -> list[torch.Tensor]:
         """The optimizer's tensors, including those that only other ranks had until now."""
         state = optimizer_state_of_all(
-            self.optimizer,
-            self.world,
-            self.abort_flag,
-            self.next_store_exchange(),
-            self.engine.timeout,
+            self.optimizer, self.world, self.abort_flag, self.next_store_exchange()
         )
         return list(state.values())
 

@@ -190,11 +190,8 @@ class _TrialRank:
                 count = self._iteration_count()
 
     def _iteration_count(self) -> int:
-        timeout = ITERATION_TIMEOUT_SECONDS
-        found = self.world.wait_for(ITERATION_COUNT_KEY, timeout, self.abort_flag)
-        if found is None:
-            raise RunError("no rank published the number of iterations", "please report this")
-        return int(found)
+        late = RunError("no rank published the number of iterations", "please report this")
+        return int(self.world.read(ITERATION_COUNT_KEY, self.abort_flag, late))
 
     def _tick(self, step: int, arrays: Sequence[Single]) -> None:
         now = perf_counter()
