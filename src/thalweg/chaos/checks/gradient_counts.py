@@ -23,7 +23,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import combinations
 from operator import attrgetter
 
-from thalweg.chaos.checks import check
 from thalweg.chaos.history import Commit, Ended, History, Sent, Starved
 from thalweg.chaos.recovery_times import FaultTimes
 
@@ -35,7 +34,6 @@ Ranks = frozenset[int]
 # asp
 
 
-@check("counted")
 def once_each(history: History) -> Iterator[str]:
     """Each gradient of every rank counts once, under `asp`."""
     sent = _sent(history)
@@ -60,7 +58,6 @@ def once_each(history: History) -> Iterator[str]:
         yield "after the final consensus ranks hold different parameters"
 
 
-@check("counted")
 def within_bounds(history: History, faults: Sequence[FaultTimes], staleness: int) -> Iterator[str]:
     """No rank gets more than `staleness` steps ahead of another member, under `asp`."""
     sent = _sent(history)
@@ -96,7 +93,6 @@ def _is_away(history: History, rank: int, time: float) -> bool:
 # lgc
 
 
-@check("counted")
 def counted_now_or_next_step(history: History, first: Callable[[int], int]) -> Iterator[str]:
     """Gradients of every step count as the formula says, under `lgc`; of n ranks a step waits for
     `first(n)`."""
