@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable
+from dataclasses import asdict
 from itertools import pairwise
 from mmap import mmap
 from pathlib import Path
@@ -61,7 +62,7 @@ def trained(rank: int, sync: str, folder: str, steps: int = STEPS, late: int = 2
         model(torch.ones(3, 4)).square().mean().backward()
         optimizer.step()
     summary = run.report().table()
-    late_now = [each.entries() for each in run.report().stragglers]
+    late_now = [asdict(each) for each in run.report().stragglers]
     run.close()
     return {"summary": summary, "late": late_now, "tallies": len(run.report().totals)}
 

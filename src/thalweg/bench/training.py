@@ -25,7 +25,7 @@ from thalweg.bench.run_everywhere import Deployment, Report, Result, run_everywh
 from thalweg.bench.simulated_compute import ComputeSleeper, SimulatedCompute, shares_of
 from thalweg.catalog import parse_plan
 from thalweg.errors import RunError, UsageError
-from thalweg.facts import Cluster, Duration
+from thalweg.facts import Cluster, Duration, grouped
 from thalweg.launch.launcher_variables import CLUSTER_VARIABLE
 from thalweg.members.world import MAX_STORE_POLL_SECONDS, World
 from thalweg.plan import Plan
@@ -125,7 +125,7 @@ def train(
         "choices": [asdict(chosen) for chosen in choices_of(events)],
         "timings": timings,
         "late": [
-            {"step": step, "late": [straggler.entries() for straggler in stragglers]}
+            {"step": step, "late": [asdict(straggler) for straggler in stragglers]}
             for step, stragglers in report.changes
         ],
         "ranks": [{"rank": rank, **t.each()} for rank, t in sorted(report.totals.items())],
@@ -316,10 +316,11 @@ def train_everywhere(
 
 def by_step(results: Sequence[Mapping[str, Any] | None], key: str) -> dict[int, float]:
     """The mean loss or seconds of each step, over the ranks that took it."""
-    values_of_step: dict[int, list[float]] = {}
-    for result in filter(None, results):
-        for step, value in zip(result["steps"], result[key], strict=True):
-            values_of_step.setdefault(step, []).append(value)
+    values_of_step = grouped(
+        pair
+        for result in filter(None, results)
+        for pair in zip(result["steps"], result[key], strict=True)
+    )
     return {step: fmean(values) for step, values in sorted(values_of_step.items())}
 
 
