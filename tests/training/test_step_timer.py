@@ -24,8 +24,8 @@ from tests.training.workers import TIMEOUT, on_ranks
 from thalweg.errors import ThalwegError
 from thalweg.launch.supervisor import SendMessage, run_workers
 from thalweg.members import activity
-from thalweg.observe import ClockSample, RunHeader, StepRecord
 from thalweg.observe.journal import read_records
+from thalweg.observe.records import ClockSample, RunHeader, StepRecord
 from thalweg.training import attach
 
 STEPS = 8

@@ -97,10 +97,8 @@ def cores() -> set[int]:
 
 
 def _backends() -> list[str]:
-    backends = []
-    if dist.is_available():
-        names = ("gloo", "nccl", "mpi")
-        backends += [name for name in names if getattr(dist, f"is_{name}_available")()]
+    names = ("gloo", "nccl", "mpi")
+    backends = [name for name in names if getattr(dist, f"is_{name}_available")()]
     if torch.version.cuda:
         devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
         backends.append(f"cuda {torch.version.cuda} with {devices} devices")

@@ -28,23 +28,23 @@ from thalweg.errors import ranks_text
 from thalweg.facts import Cluster, grouped
 from thalweg.members.activity import Activity, HangDetector, key_of
 from thalweg.members.world import World
-from thalweg.observe import (
+from thalweg.observe.clock_sync import SyncedClock
+from thalweg.observe.journal import Journal
+from thalweg.observe.peer_addresses import PeerAddresses, own_addresses
+from thalweg.observe.records import (
     BucketRecord,
     EncodeRecord,
     EventRecord,
     FlowRecord,
+    Record,
     RunHeader,
     StepRecord,
     StepReport,
-    StepTotals,
-    Straggler,
-    StragglerDetector,
+    rounded,
 )
-from thalweg.observe.clock_sync import SyncedClock
-from thalweg.observe.journal import Journal
-from thalweg.observe.peer_addresses import PeerAddresses, own_addresses
-from thalweg.observe.records import Record, rounded
-from thalweg.observe.straggler import log_line
+from thalweg.observe.step_totals import StepTotals
+from thalweg.observe.straggler import Straggler, log_line
+from thalweg.observe.straggler_detector import StragglerDetector
 from thalweg.transports.tcp_info import Connections, ConnectionTraffic
 
 MONITOR_PERIOD_SECONDS = 0.5  # between two looks of this thread, with few ranks

@@ -102,7 +102,11 @@ def counted_now_or_next_step(history: History, first: Callable[[int], int]) -> I
         ranks, step = commit.members, commit.step
         if (commit.formation, step) in possible:
             continue
-        any_of_them = set(_choices(ranks, first(len(ranks))))
+        any_of_them = {
+            frozenset(chosen)
+            for number in range(first(len(ranks)), len(ranks) + 1)
+            for chosen in combinations(ranks, number)
+        }
         now, then = (
             frozenset(rank for rank in ranks if (rank, number) in computed)
             for number in (step, step - 1)
@@ -148,11 +152,6 @@ def _is_explained(
         if len(are_late) == late and all(abs(value) < SAMPLE_COUNT_TOLERANCE for value in others):
             return True
     return False
-
-
-def _choices(ranks: Sequence[int], least: int) -> Iterator[Ranks]:
-    for number in range(least, len(ranks) + 1):
-        yield from map(frozenset, combinations(ranks, number))
 
 
 # Both
