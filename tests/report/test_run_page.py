@@ -24,8 +24,7 @@ from tests.report.browsing import (
     opened,
 )
 from tests.report.test_advice import NASTY, Page
-from thalweg.observe import EventRecord
-from thalweg.observe.records import Record
+from thalweg.observe.records import EventRecord, Record
 from thalweg.observe.run_report import RunReport, run_report
 from thalweg.observe.timeline import timeline
 from thalweg.report.run_page import run_page

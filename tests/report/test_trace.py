@@ -14,7 +14,7 @@ import pytest
 
 from tests.recorded import BUCKETS, Run
 from thalweg.errors import UsageError
-from thalweg.observe import StepRecord
+from thalweg.observe.records import StepRecord
 from thalweg.observe.run_report import RunReport, run_report
 from thalweg.observe.timeline import timeline
 from thalweg.report.trace import Trace, trace

@@ -2,6 +2,7 @@
 
 from thalweg.facts.cluster import Cluster, Duplex, Host, Link, Rack, StragglerDelay, rack_sizes
 from thalweg.facts.cluster_file import format_cluster, parse_cluster, read_cluster
+from thalweg.facts.grouping import grouped
 from thalweg.facts.machine import CodecCost, FittedValue, Machine, TransportCosts
 from thalweg.facts.machine_file import format_machine, machine_path, parse_machine, read_machine
 from thalweg.facts.models import MODELS, model_named
@@ -43,6 +44,7 @@ __all__ = [
     "format_machine",
     "format_situation",
     "format_workload",
+    "grouped",
     "machine_path",
     "model_named",
     "parse_cluster",

@@ -160,8 +160,7 @@ class Membership:
 
     def note_broken_connections(self, *ranks: int) -> None:
         """Record that connections to these ranks broke."""
-        for rank in ranks:
-            self.heartbeat.detector.note_broken_connection(rank)
+        self.heartbeat.detector.note_broken_connections(*ranks)
 
     # The rendezvous
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
+from thalweg.facts import grouped
 from thalweg.schedules import Move, MoveKind, Quorum, Schedule, order
 
 NO_SEND_TARGET = -1  # target of a move that isn't a send
@@ -172,9 +173,7 @@ def _let_results_overtake(rank: int, moves: Sequence[Move], part: CompiledRank) 
     """Let the last gather of each chunk wait only for its message, or for enough answers; a
     member's own answer to it is a message to itself."""
     part.frees, part.first = part.frees.copy(), part.first.copy()  # shared with other ranks
-    of_chunk: dict[int, list[int]] = {}
-    for index, move in enumerate(moves):
-        of_chunk.setdefault(move.start, []).append(index)
+    of_chunk = grouped((move.start, index) for index, move in enumerate(moves))
     for indices in of_chunk.values():
         gathers = [index for index in indices if part.targets[index] == NO_SEND_TARGET]
         if not gathers:

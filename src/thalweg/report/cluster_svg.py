@@ -13,7 +13,7 @@ from statistics import median
 from typing import TypeVar
 from xml.etree import ElementTree as ET
 
-from thalweg.facts import Cluster, Duplex, Host, Rack, about, counted
+from thalweg.facts import Cluster, Duplex, Host, Rack, about, counted, grouped
 from thalweg.report.page import picture
 from thalweg.report.shapes import (
     CLUSTER_STYLE,
@@ -236,7 +236,4 @@ def _kind(host: Host, median_nic: float) -> Hashable:
 
 
 def _alike(items: Sequence[T], kind: Callable[[T], Hashable]) -> list[list[T]]:
-    groups: dict[Hashable, list[T]] = {}
-    for item in items:
-        groups.setdefault(kind(item), []).append(item)
-    return list(groups.values())
+    return list(grouped((kind(item), item) for item in items).values())

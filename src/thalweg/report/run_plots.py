@@ -17,7 +17,7 @@ from statistics import fmean, median
 from xml.etree import ElementTree as ET
 
 from thalweg.observe.records import StepRecord, by_step
-from thalweg.observe.straggler_episodes import StragglerEpisode
+from thalweg.observe.run_report import StragglerEpisode
 from thalweg.report.chart import LineChart, Mark, add_chart, add_curve_legend, add_numbered
 from thalweg.report.shapes import add, tip
 

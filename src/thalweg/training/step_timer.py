@@ -21,9 +21,9 @@ import torch
 import thalweg
 from thalweg.engine.arrivals import Arrivals
 from thalweg.members.activity import WAITING_PHASE
-from thalweg.observe import StepRecord
 from thalweg.observe.journal import Journal
 from thalweg.observe.monitor import Monitor
+from thalweg.observe.records import StepRecord
 from thalweg.training.backward_hooks import AfterBackward, after_gradient
 from thalweg.training.events import Events
 from thalweg.training.factory import trainable
