@@ -14,7 +14,7 @@ neither sums nor residuals have inf or nan in them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -26,7 +26,7 @@ from torch import nn
 from thalweg.compress import arrange
 from thalweg.errors import Interrupted, RunError, StoreLost
 from thalweg.facts import Size
-from thalweg.training.backward_hooks import AfterBackward, after_gradient
+from thalweg.training.backward_hooks import after_backward, after_gradient
 from thalweg.training.buckets import Arrange, FlatBucket, Layout, scaled_into
 from thalweg.training.exchanges.exchange import Exchange
 from thalweg.training.finite import is_finite, not_finite
@@ -56,7 +56,7 @@ class GradientSource(Source):
         self._largest = largest
         self._parameters = parameters
         self._on = True
-        self._backward: AfterBackward | None = None  # including those nested in it
+        self._backward: Callable[[], object] | None = None  # including those nested in it
         self._missing: dict[int, set[str]] = {}  # gradients by bucket
         self._unsent: deque[FlatBucket] = deque()
         self.open(context, layout, exchange)
@@ -103,11 +103,11 @@ class GradientSource(Source):
     def _ready(self, name: str, parameter: torch.Tensor) -> None:
         if not self._on:
             return
-        if self._backward is None or not self._backward.is_to_come():
+        if self._backward is None or self._backward() is None:
             self._drop()
             self._begin()
             self._missing = {b.index: set(b.views) for b in self._layout.buckets}
-            self._backward = AfterBackward(self._finish)
+            self._backward = after_backward(self._finish)
         index = self._bucket_of[name]
         if not self._missing[index]:
             raise RunError(
@@ -121,8 +121,8 @@ class GradientSource(Source):
 
     def _begin(self) -> None:
         self.bad = []
-        self._unsent = deque(self._layout.buckets)
         self.exchange.begin()
+        self._unsent = deque(self._layout.buckets if self.exchange.is_awaited else ())
 
     def _drop(self) -> None:
         """Discard a failed backward, once the buckets that were sent are free again."""
@@ -130,14 +130,9 @@ class GradientSource(Source):
         if failed is not None:
             self.exchange.drop()
 
-    def _send(self, bucket: FlatBucket) -> None:
-        if self.exchange.is_awaited:
-            self.exchange.send(bucket, is_finite=self._fill(bucket))
-
     @torch.no_grad()
-    def _fill(self, bucket: FlatBucket) -> bool:
-        """Write the gradients into the bucket. False if some are not finite: those are zero in the
-        bucket."""
+    def _send(self, bucket: FlatBucket) -> None:
+        """Write the gradients into the bucket, zero for those that are not finite, and send it."""
         factor, presence = self.exchange.factor, self.exchange.presence
         for name, view in bucket.views.items():
             if name == PARTICIPATION_FLAGS:
@@ -159,7 +154,7 @@ class GradientSource(Source):
             torch._foreach_zero_([bucket.views[name] for name in bad])
         if PARTICIPATION_FLAGS in bucket.views and self.bad:
             bucket.views[PARTICIPATION_FLAGS][-1] = presence
-        return not bad
+        self.exchange.send(bucket, is_finite=not bad)
 
     def _finish(self) -> None:
         """Finish the exchange at the end of backward, and put the averages in place. If members
