@@ -116,6 +116,7 @@ class Execution:
         self.transport = transport
         self.deadline = deadline
         self.started = monotonic()
+        self.round = task.step, task.round_number  # in the labels of its messages
         self.view = task.view or flat(task.program.schedule, task.vector)
         self.order = task.program.order
         self.waits = list(self.order.waits)
@@ -144,10 +145,10 @@ class Execution:
             self._signal(peer, READY_SIGNAL_SPAN)
         for peer in self._waiting_sends:
             for signal in (READY_SIGNAL_SPAN, THERE_SIGNAL_SPAN):
-                self.awaited[Address(peer, self._label(signal, signal))] = deque([-1])
+                self.awaited[Address(peer, Label(*self.round, signal, signal))] = deque([-1])
 
     def _signal(self, peer: int, signal: int) -> None:
-        label = self._label(signal, signal)
+        label = Label(*self.round, signal, signal)
         self.sendings.append(self.transport.send(peer, label, SIGNAL_PAYLOAD, self.deadline))
 
     def _note(self, peer: int, nbytes: int) -> None:
@@ -176,7 +177,7 @@ class Execution:
             elif move.quorum is not None or move.kind is MoveKind.ANSWER:
                 raise ScheduleError(f"{move} has a quorum", "run it with a Node and a Relay")
             else:
-                address = Address(move.peer, self._label(move.start, move.stop))
+                address = Address(move.peer, Label(*self.round, move.start, move.stop))
                 self.awaited.setdefault(address, deque()).append(index)
         return not self.awaited
 
@@ -186,7 +187,7 @@ class Execution:
             sending.wait(self.deadline)
 
     def _send(self, index: int, move: Move) -> None:
-        label, array = self._label(move.start, move.stop), self.view(move.start, move.stop)
+        label, array = Label(*self.round, move.start, move.stop), self.view(move.start, move.stop)
         sending = self.transport.send(move.peer, label, array, self.deadline)
         if sending is not SENT:
             self.sendings.append(sending)
@@ -265,9 +266,6 @@ class Execution:
             landing = Landing(raw, add)
         self._landings[address] = landing
         return landing
-
-    def _label(self, start: int, stop: int) -> Label:
-        return Label(self.task.step, self.task.round_number, start, stop)
 
     def _done(self, index: int) -> None:
         for later in self.order.frees[index]:

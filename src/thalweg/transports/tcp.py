@@ -132,7 +132,7 @@ class TcpTransport:
                 self._inbox.refuse_if_closed("sends")
                 outbound.awaited = True
                 moved = message.done or self._receive(min(SEND_CHECK_POLL_SECONDS, left))
-                if not moved and self._inbox.has_member(peer):
+                if not moved and peer in self._inbox.members:
                     self._check_peer(peer)
             if not moved:
                 self._raise_if_aborted()

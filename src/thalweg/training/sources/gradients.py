@@ -157,27 +157,22 @@ class GradientSource(Source):
         self.exchange.send(bucket, is_finite=not bad)
 
     def _finish(self) -> None:
-        """Finish the exchange at the end of backward, and put the averages in place. If members
-        change meanwhile, average the same gradients among the new ones; or leave that to the step's
-        repetition."""
+        """Send the remaining buckets at the end of backward, and put the averages in place. If
+        members change meanwhile, average the same gradients among the new ones; or leave that to
+        the repetition of the step."""
         self._backward = None
-        while (error := self._try_finish()) is not None:
-            if not self._context.on_interrupted(error):
-                return
+        while True:
+            try:
+                while self._unsent:
+                    self._send(self._unsent.popleft())
+                self.exchange.finish()
+                break
+            except (Interrupted, StoreLost) as error:
+                if not self._context.on_interrupted(error):
+                    return
             self.exchange.repeat()
             self._begin()
         self._commit()
-
-    def _try_finish(self) -> Interrupted | StoreLost | None:
-        """Send the remaining buckets and wait; returns the error if a rendezvous interrupts
-        this."""
-        try:
-            while self._unsent:
-                self._send(self._unsent.popleft())
-            self.exchange.finish()
-        except (Interrupted, StoreLost) as error:
-            return error
-        return None
 
     @property
     def _flags(self) -> torch.Tensor:
