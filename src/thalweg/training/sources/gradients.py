@@ -174,11 +174,6 @@ class GradientSource(Source):
             self._begin()
         self._commit()
 
-    @property
-    def _flags(self) -> torch.Tensor:
-        index = self._bucket_of[PARTICIPATION_FLAGS]
-        return self._layout.buckets[index].views[PARTICIPATION_FLAGS]
-
     @torch.no_grad()
     def _commit(self) -> None:
         if not self.exchange.returns_gradients:
@@ -186,8 +181,10 @@ class GradientSource(Source):
             for parameter in self._parameters.values():
                 parameter.grad = None
             return
-        took_part = dict(zip(self._parameters, (self._flags != 0)[:-1].tolist(), strict=True))
-        self._is_good = self.exchange.is_good(self._flags)
+        index = self._bucket_of[PARTICIPATION_FLAGS]
+        flags = self._layout.buckets[index].views[PARTICIPATION_FLAGS]
+        took_part = dict(zip(self._parameters, (flags != 0)[:-1].tolist(), strict=True))
+        self._is_good = self.exchange.is_good(flags)
         if not self._is_good:
             self.exchange.restore_state()
         for bucket in self._layout.buckets:
