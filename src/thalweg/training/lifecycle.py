@@ -377,9 +377,10 @@ class RankSession:
 
     def undo_iteration(self) -> None:
         """Undo what the script has changed since `void_step`: a scheduler, for instance, sets
-        the optimizer's learning rate."""
+        the optimizer's learning rate. One that isn't among the `state=` objects isn't undone, and
+        then its settings aren't either."""
         saved, self.saved_objects = self.saved_objects, None
-        if saved is None:
+        if not saved:
             return
         for part, state in zip(self.state, saved, strict=True):
             part.load_state_dict(state)

@@ -297,6 +297,7 @@ class Run:
     def stop(self) -> None:
         """Propose to stop, on any rank: `run.batches` and `run.epochs` end at the same step on all
         ranks."""
+        self._session.require_optimizer()
         self._session.agreement.propose("stop", True)
 
     def safe_point(self) -> None:
