@@ -27,7 +27,7 @@ from thalweg.members.abort import AbortFlag
 from thalweg.members.agreement import Agreement
 from thalweg.members.world import World
 from thalweg.plan import Plan
-from thalweg.redundancy import allocation_of, is_relayed, waits_for_nobody
+from thalweg.redundancy import allocation_of, is_relayed
 from thalweg.schedules import Group
 from thalweg.steps import refuse_what_cannot_run
 from thalweg.training.coded_model_check import refuse_what_differs
@@ -177,6 +177,11 @@ class RankSession:
     def is_checkpoint_writer(self) -> bool:
         return self.rank == self.checkpoint_writer()
 
+    @property
+    def is_spare(self) -> bool:
+        """True if the others can do without this rank."""
+        return not self.exchange.waits_for_all and not self.is_checkpoint_writer
+
     # Members and plans
 
     def enter(
@@ -225,7 +230,7 @@ class RankSession:
             rank=world.rank,
             size=world.size,
             # under such a plan a rank that is behind loads another's state
-            awaits=lambda: () if is_relayed(self.plan) else world.members,
+            awaits=lambda: () if self.exchange.allocation else world.members,
         )
         self.context = PlanContext(
             world=world,
@@ -293,7 +298,7 @@ class RankSession:
         self._refuse_what_does_not_suit(self.plan)
         self.data_position.start_checks()
         self.source = make(self.context, self.model, self.optimizer, self.plan, repeating)
-        self.shutdown.is_spare = waits_for_nobody(self.plan) and not self.is_checkpoint_writer
+        self.shutdown.is_spare = self.is_spare
         if self.data_position.rank_loader is not None:
             self._next_loader = self.data_position.rank_loader.with_members(
                 self.world.members, self.exchange.allocation
@@ -305,7 +310,7 @@ class RankSession:
 
     def _load_kept(self, kept: PlanState) -> None:
         residuals = self.attached.load_kept(kept) if kept else {}
-        if not is_relayed(self.plan):
+        if self.exchange.allocation is None:
             parameters = dict(inner(self.model).named_parameters())
             add_to_next_gradient(parameters, residuals, self.group.size)
 
@@ -337,7 +342,7 @@ class RankSession:
         before, kept = self.step, load()
         if isinstance(self.model, nn.parallel.DistributedDataParallel):
             self._load_kept(kept)  # its hook can't be registered again
-        elif self.step != before or not waits_for_nobody(self.plan):
+        elif self.step != before or self.exchange.waits_for_all:
             self.attached.detach()
             self._leave_exchange()
             self.enter(None, self.plan, lambda: (None, kept))
@@ -405,7 +410,7 @@ class RankSession:
     def averaged_replicas(self) -> Iterator[None]:
         """Inside, all replicas are equal; afterwards the parameters are this rank's own again."""
         self.attached.wait_and_apply()
-        if waits_for_nobody(self.plan):
+        if not self.exchange.waits_for_all:
             self.catch_up()
             yield
             return

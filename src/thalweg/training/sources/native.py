@@ -97,6 +97,8 @@ class NativeSource(Source):
     interrupted step calls `on_interrupted`, as with other plans; the members that are left continue
     without torch's process group, which can't lose a rank."""
 
+    keeps_gradients = False  # torch's all-reduce overwrites them with means or partial sums
+
     def __init__(self, context: PlanContext, model: nn.Module, plan: Plan) -> None:
         membership = context.world.membership
         self._context = context
