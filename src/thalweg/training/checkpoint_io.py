@@ -110,8 +110,8 @@ def _gather(session: RankSession, number: int) -> list[RankState | None]:
 def _outcome(
     session: RankSession, rank: int, key: str, remedy: str, work: Callable[[], str | None]
 ) -> str | None:
-    """The result of `work` on one rank, which all ranks get through the store by `key`. If it raises
-    a CheckpointError, all ranks do."""
+    """The result of `work` on one rank, which all ranks get through the store by `key`. If it
+    raises a CheckpointError, all ranks do."""
     if session.rank == rank:
         try:
             outcome = {"result": work()}
