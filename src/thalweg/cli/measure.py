@@ -58,7 +58,7 @@ def probe(
     """
     from thalweg.bench.run_everywhere import Report, Result, run_everywhere  # imports torch
     from thalweg.probing import ProbeResult, measure, refuse_other_transports
-    from thalweg.report.probe_result import draw_cluster, outcome_text, tables
+    from thalweg.report.cluster_svg import draw_cluster, outcome_text, tables
 
     Duration.parse(timeout)  # raises for a malformed one before any worker starts
     refuse_other_transports(transport)

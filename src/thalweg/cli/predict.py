@@ -19,8 +19,8 @@ from thalweg.declarations import Promise, listed, nearest
 from thalweg.errors import UsageError
 from thalweg.facts import Situation, about
 from thalweg.predict import Advice, RankedPlan, advisor
+from thalweg.predict.advisor import optimizer_named
 from thalweg.predict.estimate import Estimate
-from thalweg.predict.extra_steps import optimizer_named
 from thalweg.predict.plan_detail import BusyLink, PlanDetail, plan_detail
 from thalweg.predict.step_simulator import BucketTimes
 from thalweg.report.tables import table_of

@@ -12,7 +12,7 @@ from thalweg.declarations import listed
 from thalweg.errors import PlanError
 from thalweg.facts import Link, Situation, Size
 from thalweg.plan import Plan
-from thalweg.predict.closed_form.exchange import synchronisation_seconds
+from thalweg.predict.closed_form import synchronisation_seconds
 from thalweg.predict.estimate import Estimate
 from thalweg.predict.flow_simulator import simulate
 from thalweg.predict.predictor import MAX_SIMULATED_STEPS, PredictionInput

@@ -22,8 +22,7 @@ import numpy as np
 from thalweg.bench.run_everywhere import Deployment, NotedProgress
 from thalweg.errors import LabError, ThalwegError
 from thalweg.facts import Rate, about
-from thalweg.studies.stragglers.config import SCHEMES, STUDY_TABLES, StragglerTrial
-from thalweg.studies.stragglers.problem import Softmax
+from thalweg.studies.stragglers.config import SCHEMES, STUDY_TABLES, Softmax, StragglerTrial
 from thalweg.studies.stragglers.trial_run import PreparedTrial, run_trial
 
 DELAY_TABLE_SECONDS = (0.0, 0.5, 2.0)

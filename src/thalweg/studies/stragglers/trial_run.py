@@ -36,9 +36,12 @@ from thalweg.schedules.check import check
 from thalweg.studies.stragglers.config import (
     UNCOUNTED_ITERATIONS,
     WARMUP_ITERATIONS,
+    Single,
+    Softmax,
     StragglerTrial,
+    distance,
+    message,
 )
-from thalweg.studies.stragglers.problem import Single, Softmax, distance, message
 from thalweg.transports.best_effort import MessageKind
 
 MIN_COUNTED_ITERATIONS = 10
