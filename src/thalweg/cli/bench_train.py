@@ -100,7 +100,7 @@ def train(
             output.print(f"{row['sync']}, {choice_line(chosen)}")
     output.print(*notes)
     output.write("Picture", out / f"{scenario.name}.svg", _picture(scenario, rows))
-    output.write_json("bench train", _settings(scenario, notes), rows)
+    output.write_json("bench train", rows, **_settings(scenario, notes))
     failed = [row["sync"] for row in rows if row["error"]]
     if failed:
         raise RunError(f"{listed(failed)} failed", "see the errors above, or leave the plan out")
@@ -148,12 +148,13 @@ def forecast(
         )
     if choices:
         output.print(table_of(choices, CHOICE_COLUMNS))
-    settings = {
-        "scenarios": [scenario.name for scenario in scenarios],
-        "accuracy": accuracy,
-        "choices": choices,
-    }
-    output.write_json("bench forecast", settings, predictions)
+    output.write_json(
+        "bench forecast",
+        predictions,
+        scenarios=[scenario.name for scenario in scenarios],
+        accuracy=accuracy,
+        choices=choices,
+    )
 
 
 def _shortened(scenario: Scenario, repeats: int | None, steps: int | None) -> Scenario:

@@ -109,16 +109,17 @@ def chaos(
         notes = [] if lab is None else lab.notes
     rows = fault_rows(results)
     output.print(table_of(kind_rows(rows), CHAOS_COLUMNS), *map(_summary, results))
-    settings = {
-        "workers": cluster.workers,
-        "lab": place.lab,
-        "kinds": list(chosen),
-        "bound_seconds": within,
-        "hold_seconds": held,
-        "notes": notes,
-        "runs": run_rows(results),
-    }
-    output.write_json("chaos", settings, rows)
+    output.write_json(
+        "chaos",
+        rows,
+        workers=cluster.workers,
+        lab=place.lab,
+        kinds=list(chosen),
+        bound_seconds=within,
+        hold_seconds=held,
+        notes=notes,
+        runs=run_rows(results),
+    )
     wrong = [result for result in results if result.violations]
     if wrong:
         raise RunError(

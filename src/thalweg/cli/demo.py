@@ -92,15 +92,16 @@ def demo(
             for row in rows
         ]
         output.write("Page", out / "report.html", advice_page(advice, measured))
-    settings = {
-        "workload": job.name,
-        "workers": deployment.workers,
-        "steps": steps,
-        "lab": deployment.cluster is not None,
-        "verdict": None if advice is None else advice.verdict,
-        "notes": deployment.notes,
-    }
-    output.write_json("demo", settings, rows)
+    output.write_json(
+        "demo",
+        rows,
+        workload=job.name,
+        workers=deployment.workers,
+        steps=steps,
+        lab=deployment.cluster is not None,
+        verdict=None if advice is None else advice.verdict,
+        notes=deployment.notes,
+    )
     wrong = [
         row["sync"]
         for row in rows

@@ -53,13 +53,14 @@ def doctor(
         output.print(block, soft_wrap=True)
     else:
         output.print(table(diagnosis.findings, deployment.text), outcome_text(diagnosis.findings))
-    settings = {
-        "workers": diagnosis.workers,
+    output.write_json(
+        "doctor",
+        [finding.row() for finding in diagnosis.findings],
+        workers=diagnosis.workers,
         **place.settings,
-        "environment": dict(diagnosis.environment),
-        "notes": deployment.notes,
-    }
-    output.write_json("doctor", settings, [finding.row() for finding in diagnosis.findings])
+        environment=dict(diagnosis.environment),
+        notes=deployment.notes,
+    )
     return 1 if failed(diagnosis.findings) else 0
 
 

@@ -279,7 +279,7 @@ def _print_status(lab: labs.Lab, command: str, output: Output) -> None:
     hosts, uplinks = lab.status()
     table = table_of(hosts, HOST_COLUMNS, title=f"lab {lab.name}")
     output.print(table, table_of(uplinks, UPLINK_COLUMNS), *lab.notes)
-    output.write_json(command, {"name": lab.name, "uplinks": uplinks, "notes": lab.notes}, hosts)
+    output.write_json(command, hosts, name=lab.name, uplinks=uplinks, notes=lab.notes)
 
 
 def _rate(direction: dict[str, Any]) -> str:

@@ -78,21 +78,22 @@ def probe(
     write_file(picture, draw_cluster(probed))
     output.print(*tables(probed))
     output.print(outcome_text(probed, out, picture), soft_wrap=True)
-    settings = {
-        "workers": probed.cluster.workers,
-        "transport": probed.transport,
+    output.write_json(
+        "probe",
+        probed.rows(),
+        workers=probed.cluster.workers,
+        transport=probed.transport,
         **place.settings,
-        "declared": None if cluster is None else str(cluster),
-        "file": str(out),
-        "picture": str(picture),
-        "confidence": {"racks": probed.sureness, "reason": probed.reason},
-        "outliers": list(probed.outliers),
-        "contradictions": list(probed.contradictions),
-        "notes": [*probed.notes, *deployment.notes],
-        "probes": probed.measurements,
-        "seconds": probed.seconds,
-    }
-    output.write_json("probe", settings, probed.rows())
+        declared=None if cluster is None else str(cluster),
+        file=str(out),
+        picture=str(picture),
+        confidence={"racks": probed.sureness, "reason": probed.reason},
+        outliers=list(probed.outliers),
+        contradictions=list(probed.contradictions),
+        notes=[*probed.notes, *deployment.notes],
+        probes=probed.measurements,
+        seconds=probed.seconds,
+    )
 
 
 @with_bundles
@@ -147,17 +148,18 @@ def calibrate(
         f"Wrote {', '.join(str(path) for path in files.values())}, after {seconds:.0f} s.",
         soft_wrap=True,
     )
-    settings = {
-        "workload": workload,
-        "workers": situation.cluster.workers,
+    output.write_json(
+        "calibrate",
+        _rows(situation),
+        workload=workload,
+        workers=situation.cluster.workers,
         **place.settings,
-        "declared": None if cluster is None else str(cluster),
-        "files": [str(path) for path in files.values()],
-        "spread": calibration.spread,
-        "seconds": seconds,
-        "notes": deployment.notes,
-    }
-    output.write_json("calibrate", settings, _rows(situation))
+        declared=None if cluster is None else str(cluster),
+        files=[str(path) for path in files.values()],
+        spread=calibration.spread,
+        seconds=seconds,
+        notes=deployment.notes,
+    )
 
 
 def _rows(situation: Situation) -> list[dict[str, Any]]:

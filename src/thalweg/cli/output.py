@@ -57,8 +57,9 @@ class Output:
         self.print(f"{what}: {path}")
 
     def write_json(
-        self, command: str, settings: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
+        self, command: str, rows: Sequence[Mapping[str, Any]], /, **settings: Any
     ) -> None:
+        """Write the settings and the rows of a command as JSON, if that was asked for."""
         if self.json_path is None:
             return
         document = {"command": command, "version": thalweg.__version__, "settings": settings}

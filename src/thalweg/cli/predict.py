@@ -109,17 +109,18 @@ def advise(
         from thalweg.report.advice import advice_page
 
         output.write("Page", html, advice_page(advice))
-    settings = {
+    output.write_json(
+        "advise",
+        [row_of(ranked) for ranked in advice.ranking],
         **job_settings(situation, supposed),
-        "workers": situation.cluster.workers,
-        "allow": acceptable.value,
-        "optimizer": advice.optimizer,
-        "verdict": advice.verdict,
-        "next_class": None if advice.next_class is None else row_of(advice.next_class),
-        "assumed": list(advice.assumed),
-        "left_out": dict(advice.left_out),
-    }
-    output.write_json("advise", settings, [row_of(ranked) for ranked in advice.ranking])
+        workers=situation.cluster.workers,
+        allow=acceptable.value,
+        optimizer=advice.optimizer,
+        verdict=advice.verdict,
+        next_class=None if advice.next_class is None else row_of(advice.next_class),
+        assumed=list(advice.assumed),
+        left_out=dict(advice.left_out),
+    )
 
 
 def row_of(ranked: RankedPlan) -> dict[str, Any]:
@@ -224,7 +225,7 @@ def simulate(
     assumed = list(dict.fromkeys(situation.assumed))
     if assumed:
         output.print("\nAssumed: " + "; ".join(assumed) + ".")
-    output.write_json("simulate", {**job_settings(situation, supposed), "assumed": assumed}, rows)
+    output.write_json("simulate", rows, **job_settings(situation, supposed), assumed=assumed)
 
 
 def _detail_row(detail: PlanDetail, situation: Situation) -> dict[str, Any]:

@@ -76,9 +76,8 @@ def report(
         output.print(f"Scalars: tensorboard --logdir {tensorboard}")
     if page is not None:
         output.write("Page", page, run_page(overview))
-    output.write_json(
-        "report", _settings(records, overview), [a.entries() for a in overview.accounts]
-    )
+    rows = [account.entries() for account in overview.accounts]
+    output.write_json("report", rows, **_settings(records, overview))
 
 
 def _range(text: str | None) -> tuple[int | None, int | None]:

@@ -81,7 +81,7 @@ def compression(
     )
     study = run_compression_study(chosen, sorted(set(rates)))
     output.print(_wins_table(study), *_lines(study))
-    output.write_json("study compression", _settings(study), study.cases)
+    output.write_json("study compression", study.cases, **_settings(study))
 
 
 def _constants(source: str, machine: Path | None) -> Constants:
@@ -246,22 +246,23 @@ def bench_stragglers(
     where = f"{trial.workers} workers in a tree of {trial.tree.text} and a root, NICs {rate}"
     output.print(where, style="italic")
     output.print(*(table_of(name, rows) for name, rows in results.items()), *notes)
-    settings = {
-        "tree": trial.tree.text,
-        "workers": trial.workers,
-        "stragglers": stragglers,
-        "bytes": size,
-        "nic": str(rate),
-        "late": late,
-        "delay": trial.delay,
-        "compute": trial.compute,
-        "iterations": iterations,
-        "budget": trial.budget,
-        "seed": seed,
-        "notes": notes,
-        "tables": {name: rows for name, rows in results.items() if name != "held"},
-    }
-    output.write_json("bench stragglers", settings, results.get("held", []))
+    output.write_json(
+        "bench stragglers",
+        results.get("held", []),
+        tree=trial.tree.text,
+        workers=trial.workers,
+        stragglers=stragglers,
+        bytes=size,
+        nic=str(rate),
+        late=late,
+        delay=trial.delay,
+        compute=trial.compute,
+        iterations=iterations,
+        budget=trial.budget,
+        seed=seed,
+        notes=notes,
+        tables={name: rows for name, rows in results.items() if name != "held"},
+    )
     picture = plot or Path("thalweg-bench") / f"stragglers-{trial.tree.text}.svg"
     output.write("Picture", picture, draw_stragglers(where, results))
     if wrong:

@@ -50,8 +50,7 @@ def fit(situation: Situation, trials: Sequence[NetworkTrial]) -> Situation:
     native = _Fit(cluster, [trial for trial in trials if trial.kind == "native"])
     kinds = {trial.kind for trial in trials}
     missing = {"chain": "messages that cost nothing", "native": FREE_BACKEND_ASSUMPTION}
-    message = ours.hop()
-    costs = ours.byte(TransportCosts(message=message))
+    costs = ours.byte(TransportCosts(message=ours.hop()))
     ours.burst = native.burst = ours.burst_of(costs)
     native.latency = ours.latency  # the backend's messages have the same
     machine = Machine(

@@ -68,8 +68,7 @@ MAX_SWEEP_CURVES = 6  # that can be distinguished
 def advice_page(advice: Advice, outcomes: Sequence[Outcome] = ()) -> str:
     """A complete HTML document without references to other files."""
     cluster, workload = advice.situation.cluster, advice.situation.workload
-    title = f"Thalweg advice: {workload.name} on {counted(cluster.workers, 'worker')}"
-    root, main = page(title)
+    root, main = page(f"Thalweg advice: {workload.name} on {counted(cluster.workers, 'worker')}")
     add_patterns(main)
     _add_head(main, advice)
     _add_hero(main, advice.best)
@@ -95,8 +94,7 @@ def _add_head(main: ET.Element, advice: Advice) -> None:
     promises = [promise.value for promise in Promise]
     allowed = listed(promises[: promises.index(advice.allow.value) + 1])
     cluster = cluster_text(advice.situation.cluster)
-    facts = f"{size} of gradients per step, {cluster}; allowed: {allowed}."
-    add(head, "p", facts, "facts")
+    add(head, "p", f"{size} of gradients per step, {cluster}; allowed: {allowed}.", "facts")
     prose(head, advice.verdict, str(advice.best.plan), "verdict")
 
 
@@ -181,8 +179,7 @@ def _add_breakdown(main: ET.Element, ranking: Sequence[RankedPlan]) -> None:
         row, label = add_bar(bars, estimate.seconds)
         plan_text(label, str(estimate.plan))
         parts = {name: float(getattr(estimate.parts, name)) for name in PARTS}
-        title = f"{estimate.plan}: {parts_text(parts)}"
-        draw_bar(row, title, {0: parts.items()}, longest, BAR)
+        draw_bar(row, f"{estimate.plan}: {parts_text(parts)}", {0: parts.items()}, longest, BAR)
     columns: dict[str, Callable[[Estimate], Cell]] = {
         "plan": lambda estimate: plan_cell(str(estimate.plan)),
         **{f">{name}": partial(_part, name) for name in PARTS},
@@ -311,22 +308,21 @@ def add_sweep(parent: ET.Element, advice: Advice, sweep: Sweep) -> None:
     plans = drawn_plans(advice, sweep)
     figure = add(parent, "figure", name="sweep")
     crossovers = sorted(sweep.breaks, key=lambda crossover: crossover.bits_per_second)
-    marks = [
-        Mark(
-            at=crossover.bits_per_second,
-            text=f"{about(crossover.bits_per_second, 'bit/s')}: {crossover.slower_links} below, "
-            f"{crossover.faster_links} above",
-            curve=crossover.slower_links,
-        )
-        for crossover in crossovers
-    ]
     chart = LineChart(
         title="Step time against the rate of the slowest NIC",
         x_title="rate of the slowest NIC",
         x_text=lambda rate: about(rate, "bit/s"),
         xs=sweep.rates,
         curves={plan: sweep.seconds[plan] for plan in plans},
-        marks=marks,
+        marks=[
+            Mark(
+                at=crossover.bits_per_second,
+                text=f"{about(crossover.bits_per_second, 'bit/s')}: {crossover.slower_links} "
+                f"below, {crossover.faster_links} above",
+                curve=crossover.slower_links,
+            )
+            for crossover in crossovers
+        ],
         size=(736, 380),
         logarithmic=True,
         now=slowest_nic(advice.situation.cluster),

@@ -69,8 +69,7 @@ class _Row:
 
 def add_cluster(parent: ET.Element, cluster: Cluster) -> None:
     figure = add(parent, "figure")
-    caption = draw_tiles(add(figure, "div", name="racks"), cluster)
-    add(figure, "figcaption", " ".join(caption))
+    add(figure, "figcaption", " ".join(draw_tiles(add(figure, "div", name="racks"), cluster)))
 
 
 def cluster_document(
@@ -221,8 +220,7 @@ def _draw_tile(
     y = top + HEAD
     for row in rows:
         slow = "slow" if row.slow else ""
-        outline = box(drawn, 10, y, TILE - 20, row.height - 5, f"host {slow}".strip())
-        tip(outline, row.description)
+        tip(box(drawn, 10, y, TILE - 20, row.height - 5, f"host {slow}".strip()), row.description)
         for number, text in enumerate((row.name, row.rates, row.remarks), start=1):
             shade = slow or ("faint" if number > 1 else "")
             words(drawn, 17, y + LINE * number, _fitting(text, TILE - 34), shade)

@@ -255,8 +255,7 @@ def picture(
 
 def add_patterns(parent: ET.Element) -> None:
     """The patterns of bars, for all drawings of the page."""
-    hidden = add(parent, "svg", name="hidden", aria_hidden="true")
-    shelf = add(hidden, "defs")
+    shelf = add(add(parent, "svg", name="hidden", aria_hidden="true"), "defs")
     for name, path in BAR_PATTERNS.items():
         tile = add(shelf, "pattern", id=name, width="6", height="6", patternUnits="userSpaceOnUse")
         add(tile, "rect", width="6", height="6", style=f"fill: var(--{name})")

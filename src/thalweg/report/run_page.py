@@ -118,8 +118,7 @@ def _add_head(main: ET.Element, run: RunReport) -> None:
     timelines = run.timeline.rank_timelines.values()
     plans = [header.sync for timeline in timelines for _, header in timeline.openings]
     under = f" under {', then '.join(dict.fromkeys(plans))}" if plans else ""
-    facts = f"Steps {steps[0]} to {steps[-1]}{under}, {cluster_text(run.cluster)}."
-    add(head, "p", facts, "facts")
+    add(head, "p", f"Steps {steps[0]} to {steps[-1]}{under}, {cluster_text(run.cluster)}.", "facts")
 
 
 def _add_hero(main: ET.Element, run: RunReport) -> None:

@@ -193,8 +193,7 @@ class _TrialRank:
                 count = self._iteration_count()
 
     def _iteration_count(self) -> int:
-        timeout = ITERATION_TIMEOUT_SECONDS
-        found = self.world.wait_for(ITERATION_COUNT_KEY, timeout, self.abort_flag)
+        found = self.world.wait_for(ITERATION_COUNT_KEY, ITERATION_TIMEOUT_SECONDS, self.abort_flag)
         if found is None:
             raise RunError("no rank published the number of iterations", "please report this")
         return int(found)
