@@ -16,8 +16,15 @@ from thalweg.bench.compress_costs import (
 )
 from thalweg.cli import bench_train, studies
 from thalweg.cli.job_options import DEFAULT_BATCH_SAMPLES, DEFAULT_GPU, workload_of
-from thalweg.cli.options import ModelOption, PlaceOptions, SvgOption, option, with_bundles
-from thalweg.cli.output import Output, progress_bar
+from thalweg.cli.options import (
+    ModelOption,
+    Output,
+    PlaceOptions,
+    SvgOption,
+    option,
+    progress_bar,
+    with_bundles,
+)
 from thalweg.errors import UsageError
 from thalweg.facts import MODELS, Duration, Size, Workload, about
 from thalweg.predict.assumptions import costs_of

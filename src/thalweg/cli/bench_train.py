@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from thalweg.cli.options import lab_of, option, with_bundles
-from thalweg.cli.output import Bar, Output, choice_line, progress_bar
+from thalweg.cli.options import Bar, Output, choice_line, lab_of, option, progress_bar, with_bundles
 from thalweg.declarations import listed
 from thalweg.errors import RunError
 from thalweg.facts import about, format_cluster

@@ -14,8 +14,15 @@ from typing import TYPE_CHECKING, Annotated
 from thalweg import lab as labs
 from thalweg.catalog import parse_plan
 from thalweg.chaos.fault import FAULT_KINDS, LINK_FAULTS, FaultKind
-from thalweg.cli.options import PlaceOptions, lab_of, names_among, option, with_bundles
-from thalweg.cli.output import Output, progress_bar
+from thalweg.cli.options import (
+    Output,
+    PlaceOptions,
+    lab_of,
+    names_among,
+    option,
+    progress_bar,
+    with_bundles,
+)
 from thalweg.errors import RunError, UsageError
 from thalweg.facts import Cluster, Duration, about, counted
 from thalweg.redundancy import allocation_of, is_relayed

@@ -17,8 +17,15 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
 from thalweg.catalog import default_catalog
-from thalweg.cli.options import PlaceOptions, option, with_bundles
-from thalweg.cli.output import Bar, Output, choice_line, progress_bar
+from thalweg.cli.options import (
+    Bar,
+    Output,
+    PlaceOptions,
+    choice_line,
+    option,
+    progress_bar,
+    with_bundles,
+)
 from thalweg.cli.predict import RANKING_COLUMNS
 from thalweg.declarations import Promise, listed
 from thalweg.errors import LabError, RunError, ThalwegError

@@ -14,8 +14,15 @@ from rich.table import Table
 
 from thalweg import report
 from thalweg.catalog import PACKAGE_NAME, SETTING_PARAMETERS, default_catalog
-from thalweg.cli.options import ClusterOptions, SvgOption, option, with_bundles
-from thalweg.cli.output import Output, working, write_file
+from thalweg.cli.options import (
+    ClusterOptions,
+    Output,
+    SvgOption,
+    option,
+    with_bundles,
+    working,
+    write_file,
+)
 from thalweg.declarations import Parameter, Value
 from thalweg.errors import UsageError
 from thalweg.facts import Size, Workload, counted, read_workload

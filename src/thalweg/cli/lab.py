@@ -12,8 +12,14 @@ from typing import Annotated, Any
 import typer
 
 from thalweg import lab as labs
-from thalweg.cli.options import LinkOptions, RestartsOption, option, with_bundles
-from thalweg.cli.output import Output, progress_bar
+from thalweg.cli.options import (
+    LinkOptions,
+    Output,
+    RestartsOption,
+    option,
+    progress_bar,
+    with_bundles,
+)
 from thalweg.cli.train import with_interpreter
 from thalweg.errors import LabError, UsageError
 from thalweg.facts import Rate, counted

@@ -13,14 +13,12 @@ from typing import Annotated, Any
 
 from thalweg.catalog import default_catalog
 from thalweg.cli.job_options import JobOptions, WhatIfOptions, job_settings, job_title, situation_of
-from thalweg.cli.options import option, with_bundles
-from thalweg.cli.output import Output, progress_bar, working
+from thalweg.cli.options import Output, option, progress_bar, with_bundles, working
 from thalweg.declarations import Promise, listed, nearest
 from thalweg.errors import UsageError
 from thalweg.facts import Situation, about
-from thalweg.predict import Advice, RankedPlan, advisor
+from thalweg.predict import Advice, Estimate, RankedPlan, advisor
 from thalweg.predict.advisor import optimizer_named
-from thalweg.predict.estimate import Estimate
 from thalweg.predict.plan_detail import BusyLink, PlanDetail, plan_detail
 from thalweg.predict.step_simulator import BucketTimes
 from thalweg.report.tables import table_of

@@ -9,8 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from thalweg.cli.options import ClusterOption, option, with_bundles
-from thalweg.cli.output import Output, working
+from thalweg.cli.options import ClusterOption, Output, option, with_bundles, working
 from thalweg.errors import UsageError
 from thalweg.facts import about, read_cluster
 from thalweg.observe.journal import read_records

@@ -12,8 +12,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.table import Table
 
-from thalweg.cli.options import lab_of, names_among, option, with_bundles
-from thalweg.cli.output import Output, progress_bar
+from thalweg.cli.options import Output, lab_of, names_among, option, progress_bar, with_bundles
 from thalweg.declarations import listed
 from thalweg.errors import RunError, UsageError
 from thalweg.facts import Duration, Rate, Size, read_machine
@@ -32,7 +31,6 @@ from thalweg.studies.compression import (
     wins,
 )
 from thalweg.studies.stragglers.config import STUDY_TABLES, RegularTree, StragglerTrial
-from thalweg.studies.stragglers.report import draw_stragglers, table_of
 
 app = typer.Typer(help="Studies with the performance model, for many configurations.")
 
@@ -235,7 +233,7 @@ def bench_stragglers(
     )
 
     from thalweg.bench.run_everywhere import Deployment  # torch takes a second: not before mistakes
-    from thalweg.studies.stragglers.tables import run_straggler_study
+    from thalweg.studies.stragglers.tables import draw_stragglers, run_straggler_study, table_of
 
     with lab_of(trial.tree.cluster(rate)) as lab, progress_bar("Measuring") as bar:
         deployment = Deployment.of_lab(lab)

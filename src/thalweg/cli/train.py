@@ -18,15 +18,17 @@ import typer
 
 from thalweg.catalog import parse_plan
 from thalweg.cli.options import (
+    Output,
     PlaceOptions,
     RecordsOption,
     RestartsOption,
     TimeoutOption,
+    choice_line,
     names_among,
     option,
+    progress_bar,
     with_bundles,
 )
-from thalweg.cli.output import Output, choice_line, progress_bar
 from thalweg.declarations import listed
 from thalweg.errors import RunError, UsageError
 from thalweg.facts import Duration, about, counted

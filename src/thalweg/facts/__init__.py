@@ -20,12 +20,15 @@ from thalweg.facts.situation import (
     Situation,
     format_situation,
     parse_situation,
+    scaled,
+    slowest_nic,
 )
-from thalweg.facts.units import Count, Duration, Rate, Size, about, counted
+from thalweg.facts.units import MAD_TO_DEVIATION, Count, Duration, Rate, Size, about, counted
 from thalweg.facts.workload import Bucket, Costs, Tensor, Workload
 
 __all__ = [
     "FREE_MACHINE",
+    "MAD_TO_DEVIATION",
     "MODELS",
     "Bucket",
     "Cluster",
@@ -62,4 +65,6 @@ __all__ = [
     "read_cluster",
     "read_machine",
     "read_workload",
+    "scaled",
+    "slowest_nic",
 ]

@@ -27,8 +27,7 @@ from typing import Any
 from thalweg.catalog import default_catalog
 from thalweg.declarations import Promise, listed, nearest
 from thalweg.errors import PlanError, UsageError
-from thalweg.facts import Situation, about
-from thalweg.facts.situation import scaled, slowest_nic
+from thalweg.facts import Situation, about, scaled, slowest_nic
 from thalweg.plan import Cadence, Plan
 from thalweg.predict.candidates import (
     as_strong_as,

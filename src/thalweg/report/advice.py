@@ -14,8 +14,7 @@ from itertools import chain
 from xml.etree import ElementTree as ET
 
 from thalweg.declarations import Promise, listed
-from thalweg.facts import about, counted
-from thalweg.facts.situation import slowest_nic
+from thalweg.facts import about, counted, slowest_nic
 from thalweg.predict.estimate import Advice, Estimate, Outcome, RankedPlan, Sweep
 from thalweg.report.chart import (
     LineChart,
