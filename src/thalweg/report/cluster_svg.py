@@ -12,14 +12,12 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from xml.etree import ElementTree as ET
 
 from rich.table import Table
 
 from thalweg.facts import Cluster, Duplex, Host, Rack, about, counted
-from thalweg.probing.link_rates import Uplink
-from thalweg.probing.result import ProbeResult
 from thalweg.report.page import picture
 from thalweg.report.shapes import (
     CLUSTER_STYLE,
@@ -32,6 +30,10 @@ from thalweg.report.shapes import (
     words,
 )
 from thalweg.report.tables import bits_text, seconds_text, table_of
+
+if TYPE_CHECKING:
+    from thalweg.probing.link_rates import Uplink
+    from thalweg.probing.result import ProbeResult
 
 T = TypeVar("T")
 MAX_DRAWN_HOSTS = 64  # in a cluster whose racks are all drawn
