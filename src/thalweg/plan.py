@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import NoReturn, Self
 
 from thalweg.declarations import Value
@@ -59,12 +58,6 @@ class PlanText:
         return f"{text} @ {settings}" if settings else text
 
 
-class What(Enum):
-    GRADIENTS = "gradients"
-    PARAMETERS = "parameters after a local step"
-    EVERYTHING = "parameters and optimizer state after a local step"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cadence:
     """The interval of synchronisation, and the age of its result."""
@@ -108,6 +101,9 @@ class Choice:
         return str(Call(self.name, given))
 
 
+GRADIENTS = Choice("gradients")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """The settings that change a plan's speed but not its result."""
@@ -123,7 +119,7 @@ class Plan:
 
     text: PlanText = field(compare=False)
     topology: Choice
-    what: What = What.GRADIENTS
+    what: Choice = GRADIENTS
     cadence: Cadence = Cadence()
     redundancy: Choice | None = None
     precision: Choice | None = None
@@ -135,7 +131,19 @@ class Plan:
     @property
     def averages_parameters(self) -> bool:
         """True if each rank takes a local step, so replicas differ."""
-        return self.what is not What.GRADIENTS
+        return self.what != GRADIENTS
+
+    @property
+    def averaged(self) -> str:
+        """The averaged tensors, in words."""
+        if not self.averages_parameters:
+            return "gradients"
+        state = " and optimizer state" if self.averages_optimizer_state else ""
+        return f"parameters{state} after a local step"
+
+    @property
+    def averages_optimizer_state(self) -> bool:
+        return self.what.arguments.get("optimizer") == "averaged"
 
 
 def _text(value: Value) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from thalweg.declarations import Parameter, Variant
-from thalweg.plan import Cadence, Choice, What
+from thalweg.plan import Cadence, Choice
 from thalweg.schedules.topologies.shuffle import TOPOLOGY as SHUFFLE
 
 BASELINE_PLAN = "ddp"  # the preset that others are compared with
@@ -47,9 +47,9 @@ AVERAGED_PARAMETERS = {
 }
 
 
-def averaged(values: dict[str, Any]) -> What:
+def averaged(values: dict[str, Any]) -> Choice:
     """The tensors that a parameter plan with these values averages."""
-    return What.EVERYTHING if values["optimizer"] == "averaged" else What.PARAMETERS
+    return Choice.of("parameters", {"optimizer": values["optimizer"]})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -145,7 +145,7 @@ class Mixing:
 def mixing_of(plan: Plan, group: Group, catalog: Catalog) -> Mixing:
     """The mixing of a plan that averages parameters; PlanError for others."""
     if not plan.averages_parameters:
-        raise PlanError(f"{plan} averages {plan.what.value}, replicas never differ", "try dssync")
+        raise PlanError(f"{plan} averages {plan.averaged}, replicas never differ", "try dssync")
     plain = replace(plan, precision=None)
     period = cycle(plain, group, catalog)
     places = {rank: place for place, rank in enumerate(sorted(group.ranks))}

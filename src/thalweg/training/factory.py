@@ -24,6 +24,8 @@ from thalweg.training.sources.native import NativeSource
 from thalweg.training.sources.parameters import ParameterSource, TwoLevelSource
 from thalweg.training.sources.source import Source
 
+PARAMETER_SOURCES = {"parameters": ParameterSource}  # by the name of what a plan averages
+
 
 def make(
     context: PlanContext,
@@ -45,7 +47,7 @@ def make(
         return NativeSource(context, model, plan)
     if plan.averages_parameters:
         two_levels = plan.cadence.two_levels and len(context.group.racks) > 1
-        kind = TwoLevelSource if two_levels else ParameterSource
+        kind = TwoLevelSource if two_levels else PARAMETER_SOURCES[plan.what.name]
         return kind(context, model, optimizer, plan)
     compression = Compression.of(plan)
     layout = layout_of(parameters, plan.settings.bucket, compression.arrange)

@@ -151,6 +151,11 @@ class RankSession:
         return self.plan.averages_parameters
 
     @property
+    def applies(self) -> bool:
+        """False for the rest of a loop iteration whose step was interrupted by a rendezvous."""
+        return self.saved_objects is None and not self.exchange.has_diverged
+
+    @property
     def gradients(self) -> dict[str, torch.Tensor]:
         """The gradients that are present, by parameter name."""
         return {name: p.grad for name, p in self.trained.items() if p.grad is not None}

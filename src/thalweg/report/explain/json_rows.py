@@ -52,7 +52,7 @@ def settings(explanation: Explanation) -> Entries:
         "step": explanation.step,
         "choices": {
             "topology": str(plan.topology),
-            "what": plan.what.value,
+            "what": plan.averaged,
             "cadence": str(plan.cadence),
             "redundancy": str(plan.redundancy) if plan.redundancy else None,
             "precision": str(plan.precision) if plan.precision else None,

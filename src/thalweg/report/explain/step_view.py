@@ -174,7 +174,7 @@ def _scenes(compiled: Step, plan: Plan, group: Group) -> tuple[Scene, ...]:
         lines = [slots[key] for key in keys if key in slots]
         merged = zip_longest(*(line.slots for line in lines), fillvalue=())
         scene = Scene(
-            title=f"bucket {bucket}: {rounds[0].payload.name} of {plan.what.value}, by {names}",
+            title=f"bucket {bucket}: {rounds[0].payload.name} of {plan.averaged}, by {names}",
             bucket=bucket,
             rounds=tuple(rounds),
             slots=tuple(tuple(chain.from_iterable(slot)) for slot in merged),

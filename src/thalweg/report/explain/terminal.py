@@ -74,7 +74,7 @@ def plan_title(
     size = about(workload.nbytes, "B")
     choices = [
         f"topology {plan.topology}",
-        f"averages {plan.what.value}",
+        f"averages {plan.averaged}",
         str(plan.cadence),
         f"redundancy {plan.redundancy or 'none'}",
         f"precision {plan.precision or 'none'}",

@@ -20,7 +20,7 @@ from torch import nn
 from thalweg.engine.arithmetic import as_array
 from thalweg.errors import Interrupted, StoreLost
 from thalweg.members.agreement import Change
-from thalweg.plan import Plan, What
+from thalweg.plan import Plan
 from thalweg.steps import Chain
 from thalweg.training.buckets import FlatBucket, Layout, scaled_into
 from thalweg.training.compiled_steps import RankStep
@@ -72,7 +72,7 @@ class ParameterSource(Source):
         self._adjusts = bool(plan.topology.arguments.get("adjust")) and context.group.size > 1
         self._context = context
         self._model = model
-        self._optimizer = optimizer if plan.what is What.EVERYTHING else None
+        self._optimizer = optimizer if plan.averages_optimizer_state else None
         self._plan = plan
         self._group = context.group
         self._engine = context.engine
