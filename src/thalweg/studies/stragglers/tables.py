@@ -189,7 +189,7 @@ def _setting(trial: StragglerTrial, rate: Rate) -> Row:
 def compared(table: str, rows: Sequence[Row]) -> list[Row]:
     """The rows with the speed-up of CodedReduce in the same setting, also of its row with more
     redundancy, and with the slowdown by stragglers where there is a row without any."""
-    found = []
+    found: list[Row] = []
     for row in rows:
         coded = _alike(rows, row, scheme="cr")
         more = {"cr_speedup": _over(row, coded[0], "mean")}
