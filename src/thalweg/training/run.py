@@ -308,11 +308,7 @@ class Run:
         session.require_optimizer()
         self._events.deliver()
         hooks.passed_safe_point = self._has_begun = True
-        saved_objects, session.saved_objects = session.saved_objects, None
-        for part, saved in zip(
-            session.state, saved_objects or (), strict=saved_objects is not None
-        ):
-            part.load_state_dict(saved)
+        session.undo_iteration()
         hooks.refuse_new_parameters()
         with self._timer.blocked_between_steps("the safe point"):
             hooks.passed_safe_point = self._recovery.safe_point(self._apply_changes)
