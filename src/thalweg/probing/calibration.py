@@ -35,16 +35,16 @@ from thalweg.launch.launcher_variables import ONE_RACK_ASSUMPTION
 from thalweg.members.abort import AbortFlag
 from thalweg.members.world import World
 from thalweg.plan import Choice, Settings
-from thalweg.predict.calibration_trials import (
+from thalweg.predict.fitting import (
     MAX_SMALL_TRIAL_BYTES,
     TRIAL_ITEM_BYTES,
     NetworkTrial,
+    fit,
     in_buckets,
     min_trial_seconds,
     schedules,
     wanted_trials,
 )
-from thalweg.predict.fitting import fit
 from thalweg.probing.codec_costs import measure_codecs
 from thalweg.probing.coordinator import (
     PROBE_LEADER_RANK,

@@ -31,14 +31,16 @@ from thalweg.engine.tree_node import ElementType, Node, pieces_of
 from thalweg.engine.tree_relay import Relay, join_tree
 from thalweg.errors import RunError, ScheduleError
 from thalweg.members.world import World
-from thalweg.schedules import Group, Schedule, coded_tree
-from thalweg.schedules.check import check
+from thalweg.schedules import Group, Schedule, check, coded_tree
 from thalweg.studies.stragglers.config import (
     UNCOUNTED_ITERATIONS,
     WARMUP_ITERATIONS,
+    Single,
+    Softmax,
     StragglerTrial,
+    distance,
+    message,
 )
-from thalweg.studies.stragglers.problem import Single, Softmax, distance, message
 from thalweg.transports.best_effort import MessageKind
 
 MIN_COUNTED_ITERATIONS = 10

@@ -26,7 +26,7 @@ from thalweg.errors import NotFitted, PlanError, RunError
 from thalweg.facts import Cluster, Situation
 from thalweg.plan import Plan
 from thalweg.predict import Advice, RankedPlan, advise, predict
-from thalweg.predict.extra_steps import ExtraSteps
+from thalweg.predict.advisor import ExtraSteps
 from thalweg.predict.fitting import FREE_BACKEND_ASSUMPTION
 from thalweg.redundancy import waits_for_nobody
 from thalweg.schedules import Group
