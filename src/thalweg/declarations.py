@@ -60,7 +60,7 @@ class Variant:
 
     text: str
     several_racks: bool = False  # on clusters of several racks only
-    straggler: bool = False  # where a straggler was measured only
+    straggler: bool = False  # where one member is a straggler more than the others only
     compressed: bool = False  # also with each compressor
     alone: bool = True  # without a compressor; False if it makes no plan without one
     place: int = 50  # among plans that take the same time, the lowest first

@@ -143,6 +143,7 @@ class Plan:
 
     @property
     def averages_optimizer_state(self) -> bool:
+        """True if the optimizer's state is averaged along with the parameters."""
         return self.what.arguments.get("optimizer") == "averaged"
 
 

@@ -335,7 +335,7 @@ class _Compiler:
     @property
     def _groups(self) -> tuple[AveragingGroup, ...]:
         divide = self.topology.groups
-        if not self.all_synchronise:
+        if self.plan.cadence.inside and not self.all_synchronise:
             return tuple(AveragingGroup(self.group.subgroup(rack)) for rack in self.group.racks)
         return (AveragingGroup(self.group),) if divide is None else divide(self.group, self.turn)
 

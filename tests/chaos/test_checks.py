@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -197,8 +198,9 @@ def test_the_mean_moves() -> None:
     assert "after step 3 of membership epoch 1" in found.text
 
 
-def test_an_averaging_that_was_broken_off_may_move_the_mean() -> None:
-    changed = doctored(is_commit(0, 5), after=(3.5, -1.0), began_in=1)
+@pytest.mark.parametrize("how", [{"began_in": 1}, {"interrupted": True}])
+def test_an_averaging_that_was_interrupted_may_move_the_mean(how: dict[str, Any]) -> None:
+    changed = doctored(is_commit(0, 5), after=(3.5, -1.0), **how)
     assert replica_state.mean_preserved(changed) == []
 
 

@@ -180,7 +180,7 @@ def _trained(script: Script, board: Board) -> dict[str, Any]:
                 gone_through.append(run.step)
             optimizer.step()
             optimizer.zero_grad()
-            if run._applies:
+            if run._session.applies:
                 steps.append(run.step)
             board.steps[run.rank] = run.step
         optimizer.zero_grad()

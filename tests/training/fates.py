@@ -58,6 +58,7 @@ class Job:
     own_loader: bool = False
     momentum: float = 0.5
     gamma: float = 0.5  # of the learning rate, with each epoch
+    each_step: bool = False  # the scheduler steps after each step instead
     wide: bool = False  # a matrix that compressors compress
     folder: Path | None = None
 
@@ -105,7 +106,10 @@ def trained(job: Job, board: Board) -> dict[str, Any]:
             optimizer.step()
             board.steps[rank] = run.step
             acts("after")
-        scheduler.step()
+            if job.each_step:
+                scheduler.step()
+        if not job.each_step:
+            scheduler.step()
         with run.consensus():
             acts("consensus")
         if job.folder is not None:

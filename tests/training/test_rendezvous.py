@@ -127,6 +127,16 @@ def test_training_goes_on(sync: str, fate: str, calm: dict[bool, list[float]]) -
 # When, and what is logged
 
 
+@pytest.mark.parametrize("own_loader", [False, True])
+def test_a_scheduler_of_every_step_is_stepped_once(own_loader: bool) -> None:
+    """It multiplies the learning rate that it finds, so an interrupted step must leave none."""
+    act = [dies(LOST, at=AT, when="between"), all_come(at=AT)]
+    ended = train_among_fates(Job(sync="ring", act=act, each_step=True, own_loader=own_loader))
+    assert ended.dead == [LOST]
+    assert one_value(ended.lived, "lr") == LEARNING_RATE / 2**STEPS
+    assert one_value(ended.lived, "epoch") == STEPS
+
+
 def test_who_left_and_who_joined_is_logged() -> None:
     ended = stopped("ring")
     others = [ended.results[rank] for rank in range(SIZE) if rank != LOST]

@@ -45,6 +45,7 @@ class Commit(ProcessRecord):
     samples: int  # that this rank read
     checksum: int  # of these samples; checksums of ranks add up
     process: int = 0  # process id
+    interrupted: bool = False  # a rendezvous interrupted the averaging, which isn't repeated
     before: tuple[float, ...] = ()
     after: tuple[float, ...] = ()
     counted: tuple[float, ...] = ()  # gradient counters among the parameters, by rank

@@ -98,11 +98,11 @@ def work(task: ChaosTask, rank: int, report: SendMessage) -> Mapping[str, Any]:
                 loss = loss + model.counters[rank]
             loss.backward()  # type: ignore[no-untyped-call]
             snap(model)
-            counted = run._applies
+            counted = run._session.applies
             local_sums.clear()
             optimizer.step()
             recorder.incidents()
-            if not (counted and run._applies):
+            if not (counted and run._session.applies):
                 continue
             recorder.commit(model, began_in, indices.tolist(), local_sums[-1])
             if task.disk is not None and run.step % CHECKPOINT_PERIOD_STEPS == 0:
@@ -162,6 +162,7 @@ class _Recorder:
                 samples=len(indices),
                 checksum=checksum(indices),
                 process=os.getpid(),
+                interrupted=run._recovery.is_interrupted,
                 before=before,
                 after=sums(model),
                 counted=tuple(-c for c in model.counters.tolist())

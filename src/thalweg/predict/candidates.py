@@ -59,8 +59,7 @@ def candidates(
 def _texts(group: Group, catalog: Catalog) -> list[tuple[str, Promise]]:
     """The texts of the plans that parts declare for such a group, each with the promise that its
     combination has at best; in the order of promises, and in each as their places are."""
-    delays = [group.cluster.host(rank).late for rank in group.ranks]
-    has_straggler = any(late.probability * late.delay.seconds for late in delays)
+    has_straggler = _has_one_straggler(group)
     found: list[tuple[str, Promise]] = []
     for variant in catalog.variants:
         if variant.several_racks and len(group.racks) == 1:
@@ -80,6 +79,13 @@ def _texts(group: Group, catalog: Catalog) -> list[tuple[str, Promise]]:
                 names = (compressor.name,) if texts is None else texts
                 found += [(f"{variant.text}+{name}", lossy) for name in names]
     return sorted(dict.fromkeys(found), key=lambda each: list(Promise).index(each[1]))
+
+
+def _has_one_straggler(group: Group) -> bool:
+    """True if one member is late for twice as long, on average, as any other."""
+    delays = [group.cluster.host(rank).late for rank in group.ranks]
+    *_, second, first = sorted([0.0, *(late.probability * late.delay.seconds for late in delays)])
+    return first > 2 * second
 
 
 def as_strong_as(promise: Promise) -> list[Promise]:

@@ -11,6 +11,7 @@ import gc
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -91,7 +92,9 @@ class RankSession:
         self.first_step = 0
         self.agreed = 0  # changes that had taken effect before this step
         self.ledger = Ledger()
-        self.saved_objects: list[Any] | None = None  # state= objects before an interrupted step
+        # State of the state= objects, and the optimizer's settings, before an interrupted step.
+        self.saved_objects: list[Any] | None = None
+        self._saved_settings: list[dict[str, Any]] = []
         self.in_consensus = False
         self.warns = False  # warn once of layers that make replicas differ under a code
         self.closed = False
@@ -149,6 +152,11 @@ class RankSession:
     @property
     def replicas_differ(self) -> bool:
         return self.plan.averages_parameters
+
+    @property
+    def applies(self) -> bool:
+        """False for the rest of a loop iteration whose step was interrupted by a rendezvous."""
+        return self.saved_objects is None and not self.exchange.has_diverged
 
     @property
     def gradients(self) -> dict[str, torch.Tensor]:
@@ -355,6 +363,28 @@ class RankSession:
         self.data_position.leave_epoch()
         self.catch_up()
         return replace(self.snapshot(), ended=True)
+
+    # Interrupted steps
+
+    def void_step(self) -> None:
+        """Make the present step of no effect, in what is left of the script's loop iteration."""
+        self.saved_objects = deepcopy([part.state_dict() for part in self.state])
+        groups = self.optimizer.param_groups
+        self._saved_settings = deepcopy([{**group, "params": ()} for group in groups])
+        for parameter in self.model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.zero_()
+
+    def undo_iteration(self) -> None:
+        """Undo what the script has changed since `void_step`: a scheduler, for instance, sets
+        the optimizer's learning rate."""
+        saved, self.saved_objects = self.saved_objects, None
+        if saved is None:
+            return
+        for part, state in zip(self.state, saved, strict=True):
+            part.load_state_dict(state)
+        for group, settings in zip(self.optimizer.param_groups, self._saved_settings, strict=True):
+            group.update({name: settings[name] for name in settings if name != "params"})
 
     # Equal replicas
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from copy import deepcopy
 from dataclasses import dataclass
 from time import monotonic, time
 from typing import Any
@@ -200,12 +199,9 @@ class Recovery:
             loaded = self._rendezvous(repeating=source)
             if loaded is None and session.source is source:
                 return True
-        session.saved_objects = deepcopy([part.state_dict() for part in session.state])
+        session.void_step()
         if loaded is None:
             session.data_position.jump(session.data_position.position)
-        for parameter in session.model.parameters():
-            if parameter.grad is not None:
-                parameter.grad.zero_()
         return False
 
     def rejoin(self) -> None:

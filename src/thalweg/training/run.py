@@ -11,43 +11,30 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
-from weakref import ref
 
 import torch
-from torch import nn
 
 from thalweg.catalog import default_catalog, parse_plan
 from thalweg.engine.arrivals import Arrivals
-from thalweg.engine.digest import digest
 from thalweg.errors import Mismatch, PlanError, RunError, ThalwegError, UsageError
-from thalweg.observe.monitor import REPLICA_CHECK_PERIOD_STEPS
 from thalweg.plan import Plan
 from thalweg.redundancy import is_coded, is_relayed, waits_for_nobody
 from thalweg.training.auto.controller import ADVICE_CHANGE, AutoController
 from thalweg.training.auto.request import is_auto
-from thalweg.training.backward_hooks import Hook
 from thalweg.training.checkpoint_io import load, load_state, own_state_of, save, state_of
-from thalweg.training.coded_model_check import warn_of_what_differs, what_differs
+from thalweg.training.coded_model_check import what_differs
 from thalweg.training.contention_monitor import Adjustment
 from thalweg.training.data.loader import IsOver
 from thalweg.training.events import Events, RunEvent
-from thalweg.training.factory import trainable
-from thalweg.training.finite import ReportedNames, not_finite
 from thalweg.training.lifecycle import RankSession
-from thalweg.training.optimizer_state import statistics_of
 from thalweg.training.plan_state import PlanState, residuals_in
 from thalweg.training.recovery import Recovery
 from thalweg.training.rendezvous import Members
 from thalweg.training.run_summary import RunSummary
+from thalweg.training.step_hooks import DIFFERENCE_CHANGE, StepHooks
 from thalweg.training.step_timer import StepTimer
 
 log = logging.getLogger("thalweg")
-TRAINABLE_CHECK_PERIOD_STEPS = 8
-DIFFERENCE_CHANGE = "difference"  # replicas differ that should be equal: the run ends
-SECOND_BACKWARD_ERROR = (
-    "a second backward in one step followed one whose gradients were not finite",
-    "accumulate inside run.no_sync(), and zero the gradients after each step",
-)
 REPLICAS_DIFFER_REMEDY = (
     "check that host's memory and versions, and resume from a checkpoint; on hosts with different "
     "processors, which may round differently, set ATEN_CPU_CAPABILITY=default"
@@ -78,32 +65,22 @@ class Run:
         self._position = session.data_position
         self._auto: AutoController | None = None
         self._auto_runs = is_auto(requested) and session.world.size > 1
-        self._passed_safe_point = False
         self._has_begun = False  # a safe point was passed
         self._rejoined = False  # a running job, after a restart
-        self._shares_random = False
-        self._without_gradient: list[tuple[nn.Parameter, torch.Tensor | None]] = []
-        self._hooks: list[Any] = []
-        self._skips_nonfinite = skips  # True: skip steps whose gradients are not finite
-        self._step_skipped = False  # the step that the optimizer is about to take was skipped
-        # Of the last step: a gradient and its version.
-        self._stepped_with: tuple[ref[torch.Tensor], int] | None = None
-        self._was_called = False  # the model was called in this step
-        self._suits_ddp = True  # in the last step the model was called, and used every parameter
-        self._skipped_gradients: list[tuple[torch.Tensor, int]] = []  # with their versions
-        self._accumulates = False
-        self._open_steps = 0  # nested calls of the optimizer's step that are under way
-        self._has_closure = False  # the last optimizer step was called with a closure
         self._timer = StepTimer(
-            self._session, lambda: self._arrivals, records, self._check_gradients, events
+            session,
+            lambda: self._arrivals,
+            records,
+            lambda: self._step_hooks.check_gradients(),
+            events,
+        )
+        self._step_hooks = StepHooks(
+            session, recovery, self._timer, events, self.safe_point, self._count_step, skips=skips
         )
         recovery.on_change = lambda change: events.add(
             "incident", change.step, change.reason, change
         )
         session.on_entered = self._follow_members
-        if not session.has_optimizer:
-            hook = Hook(lambda *_: self._refuse_forward_without_optimizer())
-            self._hooks = [session.model.register_forward_pre_hook(hook)]
 
     def __enter__(self) -> Self:
         return self
@@ -153,7 +130,7 @@ class Run:
         whose step was interrupted by a rendezvous, which the next iteration repeats; and under a
         code a batch whose step the other ranks have completed, and whose result is applied already.
         True otherwise."""
-        return self._applies and not self._catches_up
+        return self._session.applies and not self._catches_up
 
     @property
     def should_stop(self) -> bool:
@@ -212,11 +189,6 @@ class Run:
         return self._session.exchange.arrivals or self._session.engine.arrivals
 
     @property
-    def _applies(self) -> bool:
-        """False for the rest of a loop iteration whose step was interrupted by a rendezvous."""
-        return self._session.saved_objects is None and not self._session.exchange.has_diverged
-
-    @property
     def _catches_up(self) -> bool:
         """True if the step of this batch is over under a code."""
         return not self._position.counts
@@ -249,7 +221,7 @@ class Run:
         """Inside, torch's random numbers are the same on all workers that compute the same samples
         under a code, as dropout needs. Afterwards the generator continues from its earlier
         state."""
-        self._shares_random = True
+        self._step_hooks.shares_random = True
         loader, batch_slice = self._position.rank_loader, self._position.batch_slice
         if loader is None or batch_slice is None:
             yield
@@ -263,12 +235,8 @@ class Run:
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Inside, backward accumulates gradients; the next backward outside averages their sum."""
-        was, self._accumulates = self._accumulates, True
-        try:
-            with self._session.attached.no_sync():
-                yield
-        finally:
-            self._accumulates = was
+        with self._step_hooks.accumulating(), self._session.attached.no_sync():
+            yield
 
     @contextmanager
     def consensus(self) -> Iterator[None]:
@@ -334,24 +302,17 @@ class Run:
     def safe_point(self) -> None:
         """Apply the changes that were agreed for this step. `run.batches` calls it; with a loader
         of the script's own the model's forward does."""
-        if not self._has_closure or self._position.rank_loader is not None:
-            # Only a closure calls forward inside a step, so an earlier step has failed.
-            self._open_steps = 0
-        if self._passed_safe_point:
+        session, hooks = self._session, self._step_hooks
+        if not hooks.reach_safe_point():
             return
-        session = self._session
         session.require_optimizer()
         self._events.deliver()
-        self._passed_safe_point = self._has_begun = True
-        saved_objects, session.saved_objects = session.saved_objects, None
-        for part, saved in zip(
-            session.state, saved_objects or (), strict=saved_objects is not None
-        ):
-            part.load_state_dict(saved)
-        self._refuse_new_parameters()
+        hooks.passed_safe_point = self._has_begun = True
+        session.undo_iteration()
+        hooks.refuse_new_parameters()
         with self._timer.blocked_between_steps("the safe point"):
-            self._passed_safe_point = self._recovery.safe_point(self._apply_changes)
-        self._shares_random = False
+            hooks.passed_safe_point = self._recovery.safe_point(self._apply_changes)
+        hooks.shares_random = False
 
     def _apply_changes(self) -> None:
         session = self._session
@@ -445,8 +406,7 @@ class Run:
             return
         session.closed = True
         atexit.unregister(self._close_at_exit)
-        for hook in self._hooks:
-            hook.remove()
+        self._step_hooks.remove()
         if self._auto is not None:
             self._auto.close()
         self._timer.close()
@@ -486,6 +446,11 @@ class Run:
         left = self._session.leave(seconds)
         return self._recovery.leave(seconds) if left is None else left
 
+    def _count_step(self) -> None:
+        """Called when the optimizer has taken a step that counts."""
+        if self._auto is not None and self._auto_runs:
+            self._auto.stepped(self.step)
+
     # Called by attach()
 
     def _start(self, resume: Path | None, *, returns: bool) -> None:
@@ -502,15 +467,7 @@ class Run:
             raise
         self._timer.begin(self.step)
         self._recovery.start()
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = [
-            session.optimizer.register_step_pre_hook(
-                Hook(lambda _, *given: self._before_step(*given))
-            ),
-            session.optimizer.register_step_post_hook(Hook(lambda *_: self._after_step())),
-            session.model.register_forward_pre_hook(Hook(lambda *_: self._before_forward())),
-        ]
+        self._step_hooks.install()
 
     def _first_state(self, resume: Path | None) -> tuple[None, PlanState]:
         kept = None if resume is None else load(self._session, resume)
@@ -537,197 +494,13 @@ class Run:
         self._session.refuse_what_does_not_run(plan)
         if is_relayed(plan) and not self._position.weighed:
             raise PlanError(f"{plan} needs losses weighted by run.mean", "use run.mean")
-        if default_catalog().is_native(plan) and not self._suits_ddp:
+        if default_catalog().is_native(plan) and not self._step_hooks.suits_ddp:
             raise PlanError(
                 f"{plan} needs a model that is called, and uses every parameter, at every step",
                 "use every parameter, or another plan",
             )
         if is_coded(plan):
-            for differs in what_differs(self._session.model, random=not self._shares_random):
+            for differs in what_differs(
+                self._session.model, random=not self._step_hooks.shares_random
+            ):
                 raise PlanError(*differs)
-
-    # Hooks of the model and the optimizer
-
-    def _before_step(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Hide the gradients of a step that doesn't count. Optimizers skip parameters without a
-        gradient, and their state, so such a step changes nothing."""
-        self._open_steps += 1
-        if self._open_steps > 1:
-            return  # torch calls hooks again where a subclass's step calls its base's
-        self._has_closure = any(map(callable, (*args[1:], *kwargs.values())))
-        if self._applies and not self._step_skipped and not self._has_closure:
-            self._refuse_gradients_of_no_backward()
-        if not self._applies or (self._step_skipped and not self._without_gradient):
-            self._hide_gradients()
-        elif not self._has_closure:
-            self._session.attached.before_step()
-
-    def _refuse_gradients_of_no_backward(self) -> None:
-        """Refuse gradients that no hook has seen, such as those of `torch.autograd.grad`. The
-        gradients of the last step may be used again."""
-        computed, self._timer.computed = self._timer.computed, False
-        first = next((p.grad for p in self._session.trained.values() if p.grad is not None), None)
-        if first is None:
-            return
-        before, self._stepped_with = self._stepped_with, (ref(first), first._version)
-        again = before is not None and before[0]() is first and before[1] == first._version
-        if computed or again:
-            return
-        if self._session.replicas_differ:
-            self._check_gradients()
-        else:
-            self._fail(
-                RunError(
-                    "the optimizer steps with gradients that no backward has computed, so they "
-                    f"are not averaged (rank {self.rank}, step {self.step})",
-                    "call backward on the loss, instead of writing to .grad",
-                )
-            )
-
-    def _fail(self, error: RunError) -> None:
-        """Raise the error, and publish it to the ranks that wait for this one."""
-        with self._session.shutdown.publishing_errors():
-            raise error
-
-    def _hide_gradients(self) -> None:
-        groups = self._session.optimizer.param_groups
-        self._without_gradient = [(p, p.grad) for group in groups for p in group["params"]]
-        for parameter, _ in self._without_gradient:
-            parameter.grad = None
-
-    def _check_gradients(self) -> None:
-        """Check the gradients at the end of backward. A step whose gradients are not finite is
-        refused, or counts as over: a GradScaler won't call the optimizer then, and if the script
-        does, the call changes nothing."""
-        session, was_over, self._step_skipped = self._session, self._step_skipped, False
-        if self._open_steps and not self._applies:  # interrupted in a closure, after the step began
-            self._hide_gradients()
-        syncs = getattr(session.model, "require_backward_grad_sync", True)  # False in DDP's no_sync
-        if self._accumulates or session.closed or not self._applies or not syncs:
-            return
-        source, own = session.attached, session.replicas_differ
-        if was_over and self._open_steps:  # another evaluation of a closure whose step was skipped
-            self._hide_gradients()
-            self._step_skipped = True
-            return
-        if (
-            was_over
-            and own
-            and self._position.rank_loader is not None
-            and not self._passed_safe_point
-        ):
-            self._fail(RunError(*SECOND_BACKWARD_ERROR))
-        names = source.spoilt(session.gradients)
-        if names is None:
-            if source.bad:  # a code has decoded the step from other ranks' answers
-                text = f"not used: gradients of {', '.join(source.bad)} are not finite"
-                self._events.add("nonfinite", self.step, text)
-                log.warning("rank %d, step %d: %s", self.rank, self.step, text)
-            return
-        bad_gradients = session.context.bad_gradients
-        are_own = own or source.sends_own_gradients  # of this rank's backward
-        reported: ReportedNames = {self.rank: names} if names and are_own else {}
-        if not own and not (
-            reported and self._skips_nonfinite and self.rank != self.members.ranks[0]
-        ):
-            reported = bad_gradients.reports() or reported
-        error = bad_gradients.error(reported, names)
-        if not self._skips_nonfinite:
-            self._fail(error)
-        if spoilt := not_finite(statistics_of(session.model)):
-            self._fail(
-                RunError(
-                    f"{spoilt[0]} has inf or nan on rank {self.rank} at step {self.step}, and "
-                    "skipping the step doesn't remove it",
-                    "check the data of that rank: the forward pass itself was not finite",
-                )
-            )
-        if own:
-            self._refuse_sums_of_skipped_gradients([session.gradients[name] for name in names])
-        text = f"skipped: {error.problem}"
-        self._events.add("nonfinite", self.step, text, error.problem)
-        if own or self.rank == self.members.ranks[0]:
-            log.warning("%s", text)
-        if self._open_steps:  # in a closure
-            self._hide_gradients()
-        self._end_step()
-        self._step_skipped = True
-
-    def _refuse_sums_of_skipped_gradients(self, bad: Sequence[torch.Tensor]) -> None:
-        """Refuse to accumulate into gradients of a skipped step: each backward would count as a
-        step here, and the other ranks have counted one. A gradient that was zeroed in between is
-        another tensor, or was written to twice."""
-        for gradient, version in self._skipped_gradients:
-            if gradient._version <= version + 1 and any(gradient is other for other in bad):
-                self._fail(RunError(*SECOND_BACKWARD_ERROR))
-        self._skipped_gradients = [(gradient, gradient._version) for gradient in bad]
-
-    def _after_step(self) -> None:
-        self._open_steps -= 1
-        if self._open_steps:
-            return
-        for parameter, gradient in self._without_gradient:
-            parameter.grad = gradient
-        self._without_gradient = []
-        over, self._step_skipped = self._step_skipped, False
-        if not over:
-            self._end_step()
-
-    def _end_step(self) -> None:
-        session, timer = self._session, self._timer
-        timer.stepped()
-        if self._applies:
-            session.attached.after_step()
-        self._passed_safe_point = False
-        if not self._applies:
-            timer.begin(self.step)
-            return
-        timer.ended(self.step)
-        if self._auto is not None and self._auto_runs:
-            used = all(p.grad is not None for p in session.trained.values())
-            self._suits_ddp, self._was_called = used and self._was_called, False
-            self._auto.stepped(self.step)
-        if session.warns:
-            warn_of_what_differs(session.model, random=not self._shares_random)
-            session.warns = False
-        session.clock.tick()
-        self._recovery.stepped()
-        self._position.stepped()
-        if not self._recovery.is_interrupted:
-            self._compare_replicas()
-
-    def _compare_replicas(self) -> None:
-        """Submit a digest of the parameters at intervals; if digests differ, all ranks end at the
-        same safe point."""
-        session, monitor = self._session, self._timer.monitor
-        if self.size > 1 and not session.keeps_own and not self.step % REPLICA_CHECK_PERIOD_STEPS:
-            monitor.submit_digest(self.step, digest(session.trained.values()))
-        if monitor.difference:
-            session.agreement.propose(DIFFERENCE_CHANGE, monitor.difference)
-            monitor.difference = ""
-
-    def _before_forward(self) -> None:
-        """Run the safe point before a training forward, if the script has its own loader."""
-        session = self._session
-        steps = session.model.training and torch.is_grad_enabled() and not session.in_consensus
-        self._was_called = self._was_called or steps
-        if steps and self._position.rank_loader is None:
-            before = session.source
-            self.safe_point()
-            if session.source is not None and session.source is not before:
-                session.source.join_forward()
-
-    def _refuse_forward_without_optimizer(self) -> None:
-        if self._session.model.training and torch.is_grad_enabled():
-            self._session.require_optimizer()
-
-    def _refuse_new_parameters(self) -> None:
-        """Look at intervals for parameters that no plan averages: replicas would differ."""
-        if self.step % TRAINABLE_CHECK_PERIOD_STEPS:
-            return
-        for name, parameter in trainable(self._session.model).items():
-            if id(parameter) not in self._session.averaged:
-                raise RunError(
-                    f"parameter {name} was added or unfrozen after attach(), so it isn't averaged",
-                    "call attach() when the model is complete",
-                )

@@ -58,7 +58,8 @@ def as_expected(history: History, expected: Mapping[int, str]) -> Iterator[str]:
 def mean_preserved(history: History) -> Iterator[str]:
     """Every averaging that no change of members interrupted preserves the mean."""
     for (epoch, step), commits in _by_step(history).items():
-        if any(c.began_in != epoch for c in commits) or not _is_complete(commits):
+        interrupted = any(c.interrupted or c.began_in != epoch for c in commits)
+        if interrupted or not _is_complete(commits):
             continue
         sums = zip(_sums(commits, "before"), _sums(commits, "after"), strict=True)
         for before, after in sums:

@@ -13,9 +13,9 @@ for parts in k pieces, where any all-reduce that begins then takes 2(N-1)/N S be
 a part in each of N-2 + log2 N rounds (N a power of two), so (N-2 + log2 N)/(N-1) S beta: it doubles
 the holders of a part in every round, where pieces need no rounds, and any N will do.
 
-Everybody else sends (2N-3)/(N-1) of the data, almost twice what it must: with a punctual straggler
-this costs little more than a ring. It suits hosts behind one switch, since owners exchange with the
-straggler across racks.
+Everybody else sends (2N-3)/(N-1) of the data. With a punctual straggler this takes up to a quarter
+longer than a ring. It suits hosts behind one switch, since owners exchange with the straggler
+across racks.
 """
 
 from __future__ import annotations
