@@ -256,17 +256,24 @@ def _is_protected(plan: Plan) -> bool:
 
 
 def _of_torch(optimizer: Any) -> torch.optim.Optimizer:
-    """The torch optimizer: the given one, or the one inside it if it has no step hooks, as with
-    trainers' wrappers."""
-    wrapped, hooks = optimizer, "_optimizer_step_pre_hooks"
-    while not hasattr(wrapped, hooks) and hasattr(wrapped, "optimizer"):
+    """The torch optimizer: the given one, or the one inside it if it has no step hooks of its own,
+    as with trainers' wrappers, which may forward what they lack."""
+    wrapped = optimizer
+    while not _has_step_hooks(wrapped) and hasattr(wrapped, "optimizer"):
         wrapped = wrapped.optimizer
-    if not isinstance(wrapped, torch.optim.Optimizer) or not hasattr(wrapped, hooks):
+    if not _has_step_hooks(wrapped):
         raise UsageError(
             f"{type(optimizer).__name__} is not a torch optimizer, and wraps none as .optimizer",
             "give the torch optimizer",
         )
+    assert isinstance(wrapped, torch.optim.Optimizer)
     return wrapped
+
+
+def _has_step_hooks(optimizer: Any) -> bool:
+    return isinstance(optimizer, torch.optim.Optimizer) and hasattr(
+        optimizer, "_optimizer_step_pre_hooks"
+    )
 
 
 def _suiting(given: Any, nonfinite: str, model: nn.Module) -> torch.optim.Optimizer:
