@@ -210,3 +210,20 @@ def test_too_late() -> None:
         return train(rank, "ring", after_step=too_late)
 
     assert one_value(on_ranks(2, work), "steps") == STEPS
+
+
+def test_a_step_without_effect_leaves_no_settings_in_it() -> None:
+    """A rank that was interrupted saves before the step is repeated."""
+    model = nn.Linear(2, 1)
+    sgd = torch.optim.SGD(model.parameters(), 0.1)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(sgd, 0.5)
+    run = attach(model, sgd, plan="ring", state=[scheduler])
+    model(torch.ones(1, 2)).sum().backward()
+    sgd.step()
+    before = run.state_dict()
+    run._session.void_step()
+    scheduler.step()
+    during = run.state_dict()
+    assert during["optimizer"]["param_groups"] == before["optimizer"]["param_groups"]
+    assert during["objects"] == before["objects"]
+    run.close()

@@ -458,7 +458,11 @@ class RankSession:
 
     def snapshot(self, kept: PlanState = MappingProxyType({})) -> Snapshot:
         """The state of this rank; recipients get `kept` of the plan's state."""
-        objects = self.saved_objects  # later changes by the script don't count
+        objects, optimizer = self.saved_objects, self.optimizer.state_dict()
+        if objects:  # later changes by the script don't count
+            groups = zip(optimizer["param_groups"], self._saved_settings, strict=True)
+            settings = [{**saved, "params": group["params"]} for group, saved in groups]
+            optimizer = {**optimizer, "param_groups": settings}
         if objects is None:
             objects = [part.state_dict() for part in self.state]
         return Snapshot(
@@ -469,7 +473,7 @@ class RankSession:
             changes=self.agreement.effective_count,
             plan=str(self.plan),
             model=inner(self.model).state_dict(),
-            optimizer=self.optimizer.state_dict(),
+            optimizer=optimizer,
             objects=objects,
             kept=kept,
         )
