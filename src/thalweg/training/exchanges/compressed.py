@@ -1,7 +1,7 @@
 """Compression of buckets: each is encoded, exchanged and decoded.
 
 Each contribution is divided by the number of contributions first, so sums are means. Under gradient
-plans the residual of a biased codec is kept for the next step (`compress.feedback`). Where
+plans the residual of a biased codec is kept for the next step (`compress.codec`). Where
 parameters are averaged it is added back at once: mean Q + x - Q(x) keeps the mean over the ranks.
 
 Payloads are summed by the plan's own schedules, gathered whole, or sent in two shots: each rank
