@@ -8,17 +8,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from thalweg.observe import (
+from thalweg.observe.journal import Journal
+from thalweg.observe.records import (
     BucketRecord,
     ClockSample,
     EncodeRecord,
     EventRecord,
     FlowRecord,
+    Record,
     RunHeader,
     StepRecord,
 )
-from thalweg.observe.journal import Journal
-from thalweg.observe.records import Record
 
 START = 1_700_000_000.0  # of the run, by its common clock
 FORWARD, BACKWARD, OPTIMIZER, SETTLED = 0.030, 0.060, 0.006, 0.004

@@ -168,9 +168,8 @@ class Catalog:
 
     def _promised(self, plan: Plan) -> Guarantee:
         if plan.topology.name == "auto":
-            allowed = Promise(plan.topology.arguments["allow"])
             return Guarantee(
-                allowed,
+                Promise(plan.topology.arguments["allow"]),
                 "at least the promise of the chosen plan",
                 late="as under the chosen plan",
                 dead="as under the chosen plan",

@@ -33,7 +33,7 @@ from thalweg.compress import Segment, ShardableCodec, SummableCodec
 from thalweg.compress.codec import Array
 from thalweg.errors import PlanError
 from thalweg.facts import Tensor
-from thalweg.predict.closed_form.ddp_step import (
+from thalweg.predict.ddp_step import (
     OVERLAP_SLOWDOWN_FACTOR,
     AlphaBetaNetwork,
     DdpStep,

@@ -14,8 +14,8 @@ from thalweg.bench.prediction_check import (
 )
 from thalweg.bench.scenario import Scenario
 from thalweg.facts import Duration, Machine, Rate, Size
+from thalweg.facts.situation import scaled
 from thalweg.lab import Event
-from thalweg.predict.what_if import scaled
 from thalweg.workloads import find_job
 
 DECLARED = Cluster.regular([2, 2], nic="100mbit", uplink="100mbit", latency=Duration(0.0))

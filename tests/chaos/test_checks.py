@@ -21,7 +21,7 @@ from tests.chaos.histories import (
     without,
 )
 from thalweg.chaos.checks import liveness, membership_epochs, replica_state, step_order
-from thalweg.chaos.checks.invariants import violations
+from thalweg.chaos.checks.invariants import named, violations
 from thalweg.chaos.exact_job import CHECKPOINT_PERIOD_STEPS
 from thalweg.chaos.fault import Fault
 from thalweg.chaos.history import (
@@ -93,7 +93,8 @@ def alone(formation: int, members: tuple[int, ...], *steps: int) -> History:
 
 def found_in(history: History, under_way: int = 1) -> list[str]:
     return [
-        violation.text for violation in membership_epochs.one_epoch_at_a_time(history, under_way)
+        violation.text
+        for violation in named("members", membership_epochs.one_epoch_at_a_time(history, under_way))
     ]
 
 
@@ -160,7 +161,7 @@ def test_a_process_whose_rank_was_given_to_another_goes_on() -> None:
 
 
 def test_one_replica_differs() -> None:
-    found = replica_state.equal(doctored(is_commit(2, 6), digest="other"))
+    found = named("equal", replica_state.equal(doctored(is_commit(2, 6), digest="other")))
     assert [f.text for f in found] == [
         "after step 6 of membership epoch 2: rank 0 after-6, rank 2 other"
     ]
@@ -168,13 +169,13 @@ def test_one_replica_differs() -> None:
 
 def test_the_last_replicas_differ() -> None:
     changed = doctored(lambda e: isinstance(e, Ended) and e.rank == 2, digest="other")
-    [found] = replica_state.equal(changed)
+    [found] = named("equal", replica_state.equal(changed))
     assert "at the end" in found.text
 
 
 def test_all_replicas_are_equally_wrong() -> None:
     wrong = doctored(lambda e: isinstance(e, Commit) and e.step >= 6, digest="other")
-    found = replica_state.as_expected(wrong, DIGESTS)
+    found = named("foretold", replica_state.as_expected(wrong, DIGESTS))
     assert {(f.check, f.text.split(" of membership epoch")[0]) for f in found} == {
         ("foretold", "rank 0 holds other after step 6"),
         ("foretold", "rank 2 holds other after step 6"),
@@ -189,19 +190,21 @@ def test_a_step_that_was_redone_by_others_is_no_violation_under_a_lossy_plan() -
     assert isinstance(before, Commit)
     at = events.index(before) + 1
     events.insert(at, replace(before, step=DIED + 1, digest="its own", time=before.time + 0.3))
-    assert replica_state.equal(history_of(events)) == []
-    assert replica_state.as_expected(history_of(events), DIGESTS)
+    assert named("equal", replica_state.equal(history_of(events))) == []
+    assert named("foretold", replica_state.as_expected(history_of(events), DIGESTS))
 
 
 def test_the_mean_moves() -> None:
-    [found] = replica_state.mean_preserved(doctored(is_commit(0, 3), after=(3.5, -1.0)))
+    [found] = named(
+        "mean", replica_state.mean_preserved(doctored(is_commit(0, 3), after=(3.5, -1.0)))
+    )
     assert "after step 3 of membership epoch 1" in found.text
 
 
 @pytest.mark.parametrize("how", [{"began_in": 1}, {"interrupted": True}])
 def test_an_averaging_that_was_interrupted_may_move_the_mean(how: dict[str, Any]) -> None:
     changed = doctored(is_commit(0, 5), after=(3.5, -1.0), **how)
-    assert replica_state.mean_preserved(changed) == []
+    assert named("mean", replica_state.mean_preserved(changed)) == []
 
 
 def test_a_replica_runs_away() -> None:
@@ -211,7 +214,7 @@ def test_a_replica_runs_away() -> None:
         else e
         for e in sound().events
     ]
-    [found] = replica_state.close(history_of(events))
+    [found] = named("drift", replica_state.close(history_of(events)))
     assert "after step 7" in found.text
 
 
@@ -221,59 +224,65 @@ def test_replicas_that_are_mostly_equal_may_differ_by_what_their_own_steps_do() 
         replace(e, after=e.before) if isinstance(e, Commit) and e.step == 3 else e
         for e in sound().events
     ]
-    assert replica_state.close(history_of(events)) == []
+    assert named("drift", replica_state.close(history_of(events))) == []
 
 
 # Steps
 
 
 def test_a_step_is_lost() -> None:
-    [found] = step_order.in_order(without(is_commit(0, 3)))
+    [found] = named("steps", step_order.in_order(without(is_commit(0, 3))))
     assert found.text.startswith("rank 0 skipped steps between 2 (membership epoch 1) and 4")
 
 
 def test_under_a_code_steps_may_come_from_others() -> None:
-    assert step_order.in_order(without(is_commit(0, 3)), jumps=True) == []
+    assert named("steps", step_order.in_order(without(is_commit(0, 3)), jumps=True)) == []
 
 
 def test_a_step_is_applied_twice() -> None:
     events = list(sound().events)
     again = next(e for e in events if is_commit(0, 3)(e))
     events.insert(events.index(again) + 1, again)
-    [found] = step_order.in_order(history_of(events))
+    [found] = named("steps", step_order.in_order(history_of(events)))
     assert "rank 0 repeated steps between 3" in found.text
 
 
 def test_who_goes_back_must_have_been_let_in() -> None:
     """Rank 2 takes step 8 again in epoch 3, and nothing says that it joined."""
     changed = doctored(is_commit(2, 9), step=8)
-    found = step_order.in_order(changed)
+    found = named("steps", step_order.in_order(changed))
     assert found
     assert "rank 2 repeated" in found[0].text
 
 
 def test_samples_are_missing() -> None:
-    [found] = step_order.batches_whole(doctored(is_commit(2, 6), samples=2), BATCH, CHECKSUMS)
+    [found] = named(
+        "samples", step_order.batches_whole(doctored(is_commit(2, 6), samples=2), BATCH, CHECKSUMS)
+    )
     assert "read 5 samples at step 6" in found.text
 
 
 def test_samples_are_others() -> None:
-    found = step_order.batches_whole(doctored(is_commit(2, 6), checksum=1), BATCH, CHECKSUMS)
+    found = named(
+        "samples", step_order.batches_whole(doctored(is_commit(2, 6), checksum=1), BATCH, CHECKSUMS)
+    )
     assert [f.check for f in found] == ["samples"]
 
 
 def test_samples_that_were_lost_with_a_rank_that_left_must_be_reported() -> None:
     changed = doctored(is_commit(2, DIED + 1), samples=2)
-    assert step_order.batches_whole(changed, BATCH, CHECKSUMS)
+    assert named("samples", step_order.batches_whole(changed, BATCH, CHECKSUMS))
     reported = [replace(e, lost=1) if isinstance(e, Named) else e for e in changed.events]
-    assert step_order.batches_whole(history_of(reported), BATCH, CHECKSUMS) == []
+    assert named("samples", step_order.batches_whole(history_of(reported), BATCH, CHECKSUMS)) == []
     later = doctored(is_commit(2, DIED + 2), samples=2)
     reported = [replace(e, lost=1) if isinstance(e, Named) else e for e in later.events]
-    assert step_order.batches_whole(history_of(reported), BATCH, CHECKSUMS)
+    assert named("samples", step_order.batches_whole(history_of(reported), BATCH, CHECKSUMS))
 
 
 def test_a_batch_that_not_all_ranks_reported_isnt_checked() -> None:
-    assert step_order.batches_whole(without(is_commit(2, 6)), BATCH, CHECKSUMS) == []
+    assert (
+        named("samples", step_order.batches_whole(without(is_commit(2, 6)), BATCH, CHECKSUMS)) == []
+    )
 
 
 # Promptness
@@ -287,7 +296,7 @@ def test_how_long_a_fault_was_felt() -> None:
 
 
 def test_the_others_go_on_late() -> None:
-    found = liveness.progress(fault_times(sound(), CLUSTER), recovery_limit=1.0)
+    found = named("progress", liveness.progress(fault_times(sound(), CLUSTER), recovery_limit=1.0))
     assert [f.text for f in found] == [
         "fault 0: kill rank 1 for 4 s: the other ranks stalled for 1.5 s"
     ]
@@ -295,7 +304,7 @@ def test_the_others_go_on_late() -> None:
 
 def test_it_is_back_late() -> None:
     early = doctored(lambda e: isinstance(e, Healed), time=5.5)
-    found = liveness.progress(fault_times(early, CLUSTER), recovery_limit=BOUND)
+    found = named("progress", liveness.progress(fault_times(early, CLUSTER), recovery_limit=BOUND))
     assert [f.text for f in found] == [
         "fault 0: kill rank 1 for 4 s: rank 1 rejoined 4.5 s after it ended"
     ]
@@ -307,25 +316,33 @@ def test_one_that_was_left_out_stays_away_by_itself() -> None:
         replace(e, reason="rank 1 is not reached by others") if isinstance(e, Named) else e
         for e in late
     ]
-    assert liveness.progress(fault_times(history_of(late), CLUSTER), recovery_limit=BOUND)
-    assert liveness.progress(fault_times(history_of(reported), CLUSTER), recovery_limit=BOUND) == []
+    assert named(
+        "progress", liveness.progress(fault_times(history_of(late), CLUSTER), recovery_limit=BOUND)
+    )
+    assert (
+        named(
+            "progress",
+            liveness.progress(fault_times(history_of(reported), CLUSTER), recovery_limit=BOUND),
+        )
+        == []
+    )
 
 
 def test_it_is_never_well_again() -> None:
     lost = without(lambda e: isinstance(e, Recovered))
-    found = liveness.progress(fault_times(lost, CLUSTER), recovery_limit=100.0)
+    found = named("progress", liveness.progress(fault_times(lost, CLUSTER), recovery_limit=100.0))
     assert [f.fault for f in found] == [0]
 
 
 def test_nobody_names_the_culprit() -> None:
     silent = without(lambda e: isinstance(e, Named))
-    [found] = liveness.causes_reported(silent, fault_times(silent, CLUSTER))
+    [found] = named("culprit", liveness.causes_reported(silent, fault_times(silent, CLUSTER)))
     assert found.text == "fault 0: kill rank 1 for 4 s: no rank reported rank 1"
 
 
 def test_another_is_named() -> None:
     wrong = doctored(lambda e: isinstance(e, Named) and e.formation == 2, left=(2,))
-    found = liveness.causes_reported(wrong, fault_times(wrong, CLUSTER))
+    found = named("culprit", liveness.causes_reported(wrong, fault_times(wrong, CLUSTER)))
     assert any("reported rank 2" in f.text and "but no fault had hit" in f.text for f in found)
 
 
@@ -333,7 +350,10 @@ def test_somebody_is_named_long_after() -> None:
     events = sound().events
     late = next(e for e in events if isinstance(e, Named) and e.left)
     events.append(replace(late, noticed=19.0, time=19.1))
-    found = liveness.causes_reported(history_of(events), fault_times(history_of(events), CLUSTER))
+    found = named(
+        "culprit",
+        liveness.causes_reported(history_of(events), fault_times(history_of(events), CLUSTER)),
+    )
     assert ["but no fault had hit" in f.text for f in found] == [True]
 
 
@@ -341,10 +361,17 @@ def test_a_machine_that_let_nobody_run_is_a_cause() -> None:
     events = sound().events
     late = next(e for e in events if isinstance(e, Named) and e.left)
     events.append(replace(late, noticed=19.0, time=19.1, left=(2,)))
-    assert liveness.causes_reported(history_of(events), fault_times(history_of(events), CLUSTER))
+    assert named(
+        "culprit",
+        liveness.causes_reported(history_of(events), fault_times(history_of(events), CLUSTER)),
+    )
     events.append(Starved(time=18.9, rank=2, seconds=1.2))
     assert (
-        liveness.causes_reported(history_of(events), fault_times(history_of(events), CLUSTER)) == []
+        named(
+            "culprit",
+            liveness.causes_reported(history_of(events), fault_times(history_of(events), CLUSTER)),
+        )
+        == []
     )
 
 
@@ -352,8 +379,14 @@ def test_a_moments_absence_may_pass_unnoticed_under_a_code() -> None:
     fault = replace(KILL, hold=0.1)
     silent = [e for e in sound().events if not isinstance(e, Named)]
     history = history_of(silent, fault)
-    assert liveness.causes_reported(history, fault_times(history, CLUSTER))
-    assert liveness.causes_reported(history, fault_times(history, CLUSTER), missed=False) == []
+    assert named("culprit", liveness.causes_reported(history, fault_times(history, CLUSTER)))
+    assert (
+        named(
+            "culprit",
+            liveness.causes_reported(history, fault_times(history, CLUSTER), missed=False),
+        )
+        == []
+    )
 
 
 # Checkpoints
@@ -372,7 +405,12 @@ def disk_history(*reported: Refused | Saved) -> History:
 
 
 def problems_in(history: History) -> list[str]:
-    return [found.text for found in liveness.checkpoints(history, fault_times(history, CLUSTER))]
+    return [
+        found.text
+        for found in named(
+            "checkpoints", liveness.checkpoints(history, fault_times(history, CLUSTER))
+        )
+    ]
 
 
 def test_a_full_disk_is_reported() -> None:

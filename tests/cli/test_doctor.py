@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from tests.cli.command import thalweg
-from thalweg.cli.doctor import outcome_text, paste_text, table
+from thalweg.cli.measure import outcome_text, paste_text, table
 from thalweg.doctor import Finding
 
 ALONE = {"environment", "interface", "host name", "name lookups", "open files", "bfloat16", "disk"}

@@ -10,8 +10,8 @@ from tests.cli.command import thalweg
 from tests.conftest import LabOf
 from tests.lab.stragglers import observed
 from tests.report.test_trace import parsed
-from thalweg.observe import StepRecord
 from thalweg.observe.journal import read_records
+from thalweg.observe.records import StepRecord
 
 CLOSE = 0.02
 STEPS = 20

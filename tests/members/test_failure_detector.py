@@ -133,7 +133,7 @@ def test_who_was_left_out_and_lives_may_be_silent_for_longer() -> None:
 
 def test_after_a_broken_connection_less_is_enough() -> None:
     records, last = seen([HEARTBEAT_PERIOD_SECONDS] * MIN_HEARTBEAT_GAP_COUNT)
-    records.note_broken_connection(1)
+    records.note_broken_connections(1)
     assert not is_gone(
         records, last + BROKEN_CONNECTION_GAP_FACTOR * HEARTBEAT_PERIOD_SECONDS - LITTLE
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from thalweg.facts import Cluster, Link
-from thalweg.observe import BucketRecord, EncodeRecord, FlowRecord, StepRecord, StepReport
+from thalweg.observe.records import BucketRecord, EncodeRecord, FlowRecord, StepRecord, StepReport
 
 
 def step_of(

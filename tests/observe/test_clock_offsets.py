@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thalweg.observe import ClockSample
+from thalweg.observe.records import ClockSample
 from thalweg.observe.timeline import MAX_CLOCK_DRIFT_RATIO, ClockOffsets
 
 

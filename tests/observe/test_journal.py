@@ -9,8 +9,8 @@ import pytest
 from tests.observe.steps import step_of
 from thalweg.errors import UsageError
 from thalweg.facts import Size
-from thalweg.observe import ClockSample, RunHeader, StepRecord
 from thalweg.observe.journal import Journal, read_records
+from thalweg.observe.records import ClockSample, RunHeader, StepRecord
 
 OPENING = RunHeader(
     rank=3, size=4, host="a", rack="r", members=(0, 1, 2, 3), sync="ring", at=0.0, thalweg="1"

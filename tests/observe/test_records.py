@@ -7,16 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.observe.steps import step_of
-from thalweg.observe import (
+from thalweg.observe.records import (
     BucketRecord,
     ClockSample,
     EncodeRecord,
     EventRecord,
     FlowRecord,
+    Record,
     RunHeader,
     StepRecord,
+    covered,
+    parsed,
+    written,
 )
-from thalweg.observe.records import Record, covered, parsed, written
 
 MOMENTS = st.integers(0, 10**12).map(lambda microseconds: microseconds / 10**6)
 STEPS = st.builds(

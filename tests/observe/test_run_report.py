@@ -17,8 +17,9 @@ from tests.recorded import (
 )
 from thalweg.errors import ClusterError
 from thalweg.facts import Cluster
-from thalweg.observe import EventRecord, StragglerKind
+from thalweg.observe.records import EventRecord
 from thalweg.observe.run_report import RunReport, run_report
+from thalweg.observe.straggler import StragglerKind
 from thalweg.observe.timeline import timeline
 
 COMPUTING = FORWARD + BACKWARD + OPTIMIZER

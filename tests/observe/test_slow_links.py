@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tests.observe.steps import flows_of
 from thalweg.facts import Cluster, Link
-from thalweg.observe import Straggler
 from thalweg.observe.slow_links import Owner, SlowLinkDetector
+from thalweg.observe.straggler import Straggler
 
 MBIT = 1e6 / 8
 NBYTES = 4_000_000

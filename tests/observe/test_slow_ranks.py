@@ -4,8 +4,9 @@ from collections.abc import Callable
 from random import Random
 
 from thalweg.facts import Cluster
-from thalweg.observe import StepReport, Straggler
+from thalweg.observe.records import StepReport
 from thalweg.observe.slow_ranks import SlowRankDetector
+from thalweg.observe.straggler import Straggler
 
 Computing = Callable[[int, int], float]
 """Of a rank at a step."""

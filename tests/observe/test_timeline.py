@@ -8,8 +8,7 @@ import pytest
 
 from tests.recorded import ERROR, Run
 from thalweg.facts import Cluster
-from thalweg.observe import ClockSample, EventRecord, RunHeader, StepRecord
-from thalweg.observe.records import Record
+from thalweg.observe.records import ClockSample, EventRecord, Record, RunHeader, StepRecord
 from thalweg.observe.timeline import Aligned, Timeline, cluster_of, timeline
 
 SHORT = Run(ranks=4, steps=12)

@@ -11,10 +11,10 @@ from thalweg import Cluster, Situation, Size, Workload, advise
 from thalweg.declarations import Promise
 from thalweg.errors import UsageError
 from thalweg.facts import Costs, Duration, Rate, StragglerDelay, Tensor
+from thalweg.facts.situation import scaled, slowest_nic, suppose, with_workers
 from thalweg.predict import predict
 from thalweg.predict.advisor import crossovers
 from thalweg.predict.estimate import Advice
-from thalweg.predict.what_if import scaled, slowest_nic, suppose, with_workers
 
 RACKS = Cluster.regular([4, 4], nic="200mbit", uplink="50mbit", latency=Duration(1e-4))
 SMALL = Cluster.regular([2, 2], nic="200mbit", uplink="50mbit", latency=Duration(1e-4))

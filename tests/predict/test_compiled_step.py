@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from thalweg.catalog import default_catalog, parse_plan
 from thalweg.facts import Cluster, Machine, Tensor, Workload
-from thalweg.predict.compiled_step import StepChains
+from thalweg.predict.step_simulator import StepChains
 from thalweg.schedules import Group
 from thalweg.steps import DDP_FIRST_BUCKET, Chain
 from thalweg.training.compiled_steps import CompiledSteps

@@ -13,10 +13,10 @@ from thalweg.errors import PlanError, UsageError
 from thalweg.facts import Duration
 from thalweg.plan import Plan
 from thalweg.predict import Advice
+from thalweg.predict.advisor import ExtraSteps, optimizer_named
 from thalweg.predict.assumptions import assumed_machine, workload_of
 from thalweg.predict.candidates import candidates
-from thalweg.predict.compiled_step import codec_cost
-from thalweg.predict.extra_steps import ExtraSteps, optimizer_named
+from thalweg.predict.step_simulator import codec_cost
 from thalweg.schedules import Group
 
 SWITCH = Cluster.regular([8], nic="10gbit", latency=Duration(1e-4))

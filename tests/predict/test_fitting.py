@@ -20,15 +20,15 @@ from thalweg.facts import (
     TransportCosts,
     Workload,
 )
-from thalweg.predict.calibration_trials import (
+from thalweg.predict.fitting import (
     MAX_SMALL_TRIAL_BYTES,
     NetworkTrial,
     concurrent_flows,
+    fit,
     schedules,
     slowdown_trial_kinds,
     wanted_trials,
 )
-from thalweg.predict.fitting import fit
 from thalweg.predict.flow_simulator import FlowSimulator
 from thalweg.schedules import Schedule
 

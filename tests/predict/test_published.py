@@ -16,8 +16,8 @@ from tests.predict.grace import MODELS, Runs, balanced_accuracy
 from tests.predict.robust import Guess, Vector, fit_constants
 from tests.predict.wfbp import Job, Measured, Way, at_the_end, each, fit, merged
 from thalweg.facts import Size, model_named
-from thalweg.predict.closed_form import ddp_step
-from thalweg.predict.closed_form.ddp_step import AlphaBetaNetwork
+from thalweg.predict import ddp_step
+from thalweg.predict.ddp_step import AlphaBetaNetwork
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 TCP = ("10GbE with TCP/IP", "100GbE with TCP/IP")

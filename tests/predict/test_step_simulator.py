@@ -15,7 +15,7 @@ from thalweg.facts import (
     StragglerDelay,
     Tensor,
 )
-from thalweg.predict.closed_form.exchange import synchronisation_seconds
+from thalweg.predict.closed_form import synchronisation_seconds
 from thalweg.schedules import Group
 
 MBYTE = 1_000_000  # a layer's gradient

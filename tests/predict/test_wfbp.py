@@ -20,7 +20,7 @@ from tests.predict.wfbp import (
     replay,
 )
 from thalweg.facts import Tensor, Workload, model_named
-from thalweg.predict.closed_form.ddp_step import AlphaBetaNetwork
+from thalweg.predict.ddp_step import AlphaBetaNetwork
 
 PAIR = AlphaBetaNetwork(0.5, 1.0)  # among two: a second a message, and one a byte
 MESSAGES = (Message(1, 0.0), Message(1, 0.5), Message(2, 5.0))

@@ -24,7 +24,7 @@ import numpy as np
 
 from tests.predict.robust import Guess, Vector, fit_constants
 from thalweg.facts import Workload
-from thalweg.predict.closed_form.ddp_step import AlphaBetaNetwork, ring
+from thalweg.predict.ddp_step import AlphaBetaNetwork, ring
 
 FORWARD = 1 / 3  # of a step's computing; backward does twice as many products
 LATENCY = Guess(3e-5, 3.0)  # seconds: a message over TCP, in a data centre

@@ -24,12 +24,10 @@ from tests.report.browsing import (
     opened,
 )
 from tests.report.test_advice import NASTY, Page
-from thalweg.observe import EventRecord
-from thalweg.observe.records import Record
+from thalweg.observe.records import EventRecord, Record
 from thalweg.observe.run_report import RunReport, run_report
 from thalweg.observe.timeline import timeline
-from thalweg.report.run_page import run_page
-from thalweg.report.run_plots import MAX_HEAT_CELLS, MAX_HEAT_RANKS, MAX_PLOT_POINTS
+from thalweg.report.run_page import MAX_HEAT_CELLS, MAX_HEAT_RANKS, MAX_PLOT_POINTS, run_page
 
 SLOW = Run(slow={3: 3.0}, steps=60, until=40)
 

@@ -14,11 +14,10 @@ import pytest
 
 from tests.recorded import BUCKETS, Run
 from thalweg.errors import UsageError
-from thalweg.observe import StepRecord
+from thalweg.observe.records import StepRecord
 from thalweg.observe.run_report import RunReport, run_report
 from thalweg.observe.timeline import timeline
-from thalweg.report.trace import Trace, trace
-from thalweg.report.trace_file import write_trace
+from thalweg.report.trace import Trace, trace, write_trace
 
 MEANT = Run(ranks=8, steps=30, slow={3: 3.0}, since=8, until=22)
 ENOUGH = 0.02  # of a step, by which it may be missed

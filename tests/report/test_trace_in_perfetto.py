@@ -20,8 +20,7 @@ from playwright.sync_api import Browser, Page, Route
 
 from tests.recorded import Run
 from tests.report.test_trace import of, slices_of
-from thalweg.report.trace import trace
-from thalweg.report.trace_file import write_trace
+from thalweg.report.trace import trace, write_trace
 
 MEANT = Run(ranks=4, steps=20, slow={3: 3.0}, since=6)
 LOADED = "() => Boolean(self.app && app.trace && app.trace.engine)"

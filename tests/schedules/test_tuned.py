@@ -8,7 +8,7 @@ import pytest
 
 from thalweg.catalog import parse_plan
 from thalweg.facts import Cluster, Duration, Size, Workload
-from thalweg.predict.closed_form.exchange import synchronisation_seconds
+from thalweg.predict.closed_form import synchronisation_seconds
 from thalweg.schedules import Group
 from thalweg.schedules.topologies.tuned import tuned
 

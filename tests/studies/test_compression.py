@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from thalweg.facts import CodecCost, FittedValue, Machine, model_named
+from thalweg.predict import ddp_step
 from thalweg.predict.assumptions import assumed_machine, workload_of
-from thalweg.predict.closed_form import ddp_step
-from thalweg.predict.closed_form.ddp_step import AlphaBetaNetwork
+from thalweg.predict.ddp_step import AlphaBetaNetwork
 from thalweg.studies.compression import (
     STUDY_JOBS,
     STUDY_MESSAGE_SECONDS,

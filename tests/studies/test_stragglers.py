@@ -18,10 +18,11 @@ from thalweg.studies.stragglers.config import (
     UNCOUNTED_ITERATIONS,
     RegularTree,
     Scheme,
+    Softmax,
     StragglerTrial,
+    distance,
     tolerates,
 )
-from thalweg.studies.stragglers.problem import Softmax, distance
 from thalweg.studies.stragglers.tables import compared, row_of, row_of_failure, trials_of
 from thalweg.studies.stragglers.trial_run import (
     MIN_COUNTED_ITERATIONS,

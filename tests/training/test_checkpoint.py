@@ -22,14 +22,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
-from torch import nn
 
 from tests.examples import examples
 from tests.training.test_state_encoding import assert_same
 from thalweg.compress import Combine, Kept
 from thalweg.errors import CheckpointError, RunError
+from thalweg.members.world import World
 from thalweg.training import checkpoint as module
 from thalweg.training.checkpoint import (
     ABANDONED_WRITER_SECONDS,
@@ -571,14 +572,12 @@ def test_a_killed_writer_leaves_a_checkpoint(
 
 
 def test_a_timeout_of_load_names_the_rank_that_reads(tmp_path: Path) -> None:
+    world = World.of(dist.HashStore(), 1, 2, timeout=0.1)
     session: Any = SimpleNamespace(
         rank=1,
-        world=SimpleNamespace(rank=1, wait_for=lambda *_: None),
-        engine=SimpleNamespace(timeout=1.0),
-        abort_flag=None,
-        model=nn.Linear(1, 1),
-        optimizer=None,
-        plan="ring",
+        world=world,
+        abort_flag=world.abort_flag(),
+        snapshot=example,
         checkpoint_writer=lambda: 0,
     )
     with pytest.raises(RunError, match="'resume' in the store; look at the output of rank 0"):

@@ -51,11 +51,7 @@ def _seconds_of_a_hook(hook: Any, times: int = 2000) -> float:
     """When one has been called in this backward, as all but the first have."""
     waiting = torch.zeros(1)
 
-    class Coming:
-        def is_to_come(self) -> bool:
-            return True
-
-    hook.__self__._end = Coming()
+    hook.__self__._end = lambda: hook
     began = thread_time()
     for _ in range(times):
         hook(waiting)

@@ -216,16 +216,24 @@ def test_an_optimizer_round_another_is_unwrapped() -> None:
         def step(self, closure: Any = None) -> None:  # type: ignore[override]
             self.optimizer.step(closure)
 
+    class Forwarding:
+        def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+            self.optimizer = optimizer
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.optimizer, name)
+
     class Own:
         param_groups = ()
 
-    model, optimizer = line()
-    wrapper = Wrapper(Wrapper(optimizer))
-    run = attach(model, wrapper, plan="ring")
-    run.mean(model(torch.ones(2, 4))[:, 0].square()).backward()
-    wrapper.step()
-    assert run.step == 1
-    run.close()
+    for wrap in (lambda inner: Wrapper(Wrapper(inner)), Forwarding):
+        model, optimizer = line()
+        wrapper = wrap(optimizer)
+        run = attach(model, wrapper, plan="ring")  # type: ignore[arg-type]
+        run.mean(model(torch.ones(2, 4))[:, 0].square()).backward()
+        wrapper.step()
+        assert run.step == 1
+        run.close()
     for stranger in (Own(), Wrapper(Own())):  # type: ignore[arg-type]
         error = raised(lambda given=stranger: attach(model, given, plan="ring"))  # type: ignore[misc]
         assert error["kind"] == "UsageError"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable
+from dataclasses import asdict
 from itertools import pairwise
 from mmap import mmap
 from pathlib import Path
@@ -23,8 +24,8 @@ from tests.training.workers import TIMEOUT, on_ranks
 from thalweg.errors import ThalwegError
 from thalweg.launch.supervisor import SendMessage, run_workers
 from thalweg.members import activity
-from thalweg.observe import ClockSample, RunHeader, StepRecord
 from thalweg.observe.journal import read_records
+from thalweg.observe.records import ClockSample, RunHeader, StepRecord
 from thalweg.training import attach
 
 STEPS = 8
@@ -61,7 +62,7 @@ def trained(rank: int, sync: str, folder: str, steps: int = STEPS, late: int = 2
         model(torch.ones(3, 4)).square().mean().backward()
         optimizer.step()
     summary = run.report().table()
-    late_now = [each.entries() for each in run.report().stragglers]
+    late_now = [asdict(each) for each in run.report().stragglers]
     run.close()
     return {"summary": summary, "late": late_now, "tallies": len(run.report().totals)}
 

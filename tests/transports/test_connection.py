@@ -30,7 +30,7 @@ def test_failures_at_the_former_address_of_a_peer_do_not_count() -> None:
         first.message()
         first.close()
         outbound, deadline = here._wire.outbound[1], soon()
-        while not outbound.down:
+        while outbound.down_since is None:
             assert monotonic() < deadline
             sleep(0.01)
         second = Receiver(1)
@@ -40,7 +40,7 @@ def test_failures_at_the_former_address_of_a_peer_do_not_count() -> None:
         assert second.message()[1] == np.array([3]).tobytes()
         until = monotonic() + 1.0
         while monotonic() < until:
-            assert not outbound.down
+            assert outbound.down_since is None
             sleep(0.01)
         second.close()
         here.close()

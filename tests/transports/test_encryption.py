@@ -369,7 +369,7 @@ def test_what_changes_on_its_way_breaks_the_connection(
             assert here.refused == {why: 1}
             if why.is_suspicious:
                 assert lines[0].startswith(f"rank 0 rejected {why.value}, from rank 1 (1 so far)")
-            until(lambda: outbound.has_broken and not outbound.down)
+            until(lambda: outbound.has_broken and outbound.down_since is None)
             there.send(0, LABEL, np.full(SEVERAL, 9, np.uint8), soon()).wait(soon())
             assert set(here.receive(1, LABEL, soon())) == {9}
             tap.close()

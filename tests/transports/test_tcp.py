@@ -175,13 +175,13 @@ def test_a_connection_that_breaks_comes_back() -> None:
             assert first.message() == (header(8), np.array([1]).tobytes())
             first.close()
             outbound = ranks[0]._wire.outbound[1]
-            until(lambda: outbound.down)
+            until(lambda: outbound.down_since is not None)
             for value in (2, 3):
                 ranks[0].send(1, LABEL, np.array([value]), soon())
             second = Receiver(1, first.port)
             for value in (2, 3):
                 assert second.message()[1] == np.array([value]).tobytes()
-            until(lambda: not outbound.down)
+            until(lambda: outbound.down_since is None)
             assert outbound.has_broken
             second.close()
 

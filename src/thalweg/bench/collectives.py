@@ -218,7 +218,8 @@ class _PlanCase:
 
     def run(self, number: int, repeat: int) -> None:
         rank_step = self._step(repeat)
-        rank_step = replace(rank_step, first=number * rank_step.numbers)
+        step = _synchronised_step(self.plan, repeat)
+        rank_step = replace(rank_step, step=step, first=number * rank_step.numbers)
         self.engine.run([self.rounds.work(rank_step, chain) for chain in rank_step.chains])
 
     def check(self, repeat: int) -> None:

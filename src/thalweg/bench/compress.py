@@ -23,7 +23,7 @@ from thalweg.bench.compress_costs import Method, PayloadPattern, derived_metrics
 from thalweg.bench.run_everywhere import NotedProgress
 from thalweg.facts import Bucket, Workload
 from thalweg.plan import Settings
-from thalweg.predict.closed_form.ddp_step import DdpStep, SentPayload
+from thalweg.predict.ddp_step import DdpStep, SentPayload
 from thalweg.probing.codec_trials import Gradients, least_seconds, timed_codec_of
 from thalweg.workloads.job import Job
 

@@ -19,8 +19,8 @@ from thalweg.catalog import default_catalog, parse_plan
 from thalweg.compress import Compressor
 from thalweg.declarations import Value
 from thalweg.errors import PlanError
-from thalweg.predict.closed_form import ddp_step
-from thalweg.predict.closed_form.ddp_step import AlphaBetaNetwork, DdpStep, SentPayload
+from thalweg.predict import ddp_step
+from thalweg.predict.ddp_step import AlphaBetaNetwork, DdpStep, SentPayload
 
 MIN_SWEPT_BITS_PER_SECOND, SWEPT_DECADE_COUNT, SPEEDS_PER_DECADE_COUNT = 1e7, 4, 8
 SWEPT_BITS_PER_SECOND = tuple(

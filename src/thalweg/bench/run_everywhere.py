@@ -112,11 +112,15 @@ def _collect(own: Result, seconds: float) -> list[Result]:
     world = World.join(seconds)
     world.put(f"result/{world.rank}", json.dumps(own))
     abort_flag = world.abort_flag()
-    results = []
-    for rank in range(world.size if world.rank == 0 else 0):
-        result = world.wait_for(f"result/{rank}", seconds, abort_flag)
-        if result is None:
-            raise RunError(f"rank {rank} sent no result within {seconds:g} s", "see its output")
-        results.append(json.loads(result))
+    results: list[Result] = []
+    if world.rank == 0:
+        texts = world.read_all(
+            "result",
+            abort_flag,
+            lambda rank: RunError(
+                f"rank {rank} sent no result within {seconds:g} s", "see its output"
+            ),
+        )
+        results = [json.loads(text) for text in texts.values()]
     world.leave(seconds, abort_flag)
     return results

@@ -45,7 +45,7 @@ from thalweg.catalog import parse_plan
 from thalweg.errors import LabError, ScenarioError
 from thalweg.facts import Cluster, Duration, read_cluster
 from thalweg.facts.cluster import MAX_WORKERS
-from thalweg.facts.cluster_file import duplex, straggler_delay
+from thalweg.facts.files import duplex, straggler_delay
 from thalweg.facts.toml_reader import TomlTable, load_toml, read_toml
 from thalweg.lab import Event
 from thalweg.schedules import Group

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from time import perf_counter, sleep
 from typing import Any
 
@@ -66,6 +66,7 @@ class SimulatedCompute:
         )
 
 
+@cache
 def shares_of(plan: Plan, cluster: Cluster, rank: int) -> float:
     """The number of N-th slices of the batch that a rank computes: above one under a code."""
     if not is_relayed(plan):

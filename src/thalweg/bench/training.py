@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from time import monotonic, perf_counter, sleep
@@ -25,10 +25,9 @@ from thalweg.bench.run_everywhere import Deployment, Report, Result, run_everywh
 from thalweg.bench.simulated_compute import ComputeSleeper, SimulatedCompute, shares_of
 from thalweg.catalog import parse_plan
 from thalweg.errors import RunError, UsageError
-from thalweg.facts import Cluster, Duration
+from thalweg.facts import Duration, grouped
 from thalweg.launch.launcher_variables import CLUSTER_VARIABLE
 from thalweg.members.world import MAX_STORE_POLL_SECONDS, World
-from thalweg.plan import Plan
 from thalweg.redundancy import spare_ranks
 from thalweg.schedules import Group
 from thalweg.training import Run, attach
@@ -79,6 +78,7 @@ def train(
     if recipe.frozen:
         next(model.parameters()).requires_grad_(False)
     optimizer = job.optimizer(p for p in model.parameters() if p.requires_grad)
+    in_lab = CLUSTER_VARIABLE in os.environ  # it has published the scenario's cluster
     run = attach(
         model,
         optimizer,
@@ -87,7 +87,7 @@ def train(
         batch=recipe.batch or job.batch,
         resume=recipe.checkpoint,
         seed=recipe.seed,
-        cluster=_cluster(recipe),
+        cluster=None if recipe.injection is None or in_lab else recipe.injection.cluster,
         timeout=recipe.timeout,
         records=recipe.records,
     )
@@ -125,7 +125,7 @@ def train(
         "choices": [asdict(chosen) for chosen in choices_of(events)],
         "timings": timings,
         "late": [
-            {"step": step, "late": [straggler.entries() for straggler in stragglers]}
+            {"step": step, "late": [asdict(straggler) for straggler in stragglers]}
             for step, stragglers in report.changes
         ],
         "ranks": [{"rank": rank, **t.each()} for rank, t in sorted(report.totals.items())],
@@ -144,13 +144,6 @@ def choices_of(events: Sequence[RunEvent]) -> list[PlanChoice]:
                 choices.pop()
             choices.append(event.data)
     return choices
-
-
-def _cluster(recipe: Recipe) -> Cluster | None:
-    """The scenario's cluster, unless a lab has published its own."""
-    if recipe.injection is None or CLUSTER_VARIABLE in os.environ:
-        return None
-    return recipe.injection.cluster
 
 
 def _steps(
@@ -204,13 +197,14 @@ class _StepCallbacks:
         self._every = recipe.evaluate_every
         self._sleeper: ComputeSleeper | None = None
         if recipe.injection is not None:
-            shares = partial(_shares, recipe.injection.cluster, run.rank)
-            self._sleeper = ComputeSleeper(recipe.injection, run.rank, lambda: shares(run.plan))
+            cluster = recipe.injection.cluster
+            self._sleeper = ComputeSleeper(
+                recipe.injection, run.rank, lambda: shares_of(run.plan, cluster, run.rank)
+            )
             self._sleeper.attach(model)
         if recipe.evaluate_every is not None:
             self._evaluate = partial(_evaluate, job, model)
-            self._timeout = Duration.parse(recipe.timeout).seconds
-            self._world = World.join(self._timeout)
+            self._world = World.join(Duration.parse(recipe.timeout).seconds)
             self._abort_flag = self._world.abort_flag()
 
     def before_step(self) -> None:
@@ -232,20 +226,14 @@ class _StepCallbacks:
             if self._run.rank == 0:
                 metric = self._evaluate()
                 self._world.put(key, json.dumps([metric, monotonic() + STORE_NOTICE_SECONDS]))
-            published = self._world.wait_for(key, self._timeout, self._abort_flag)
-        if published is None:
-            raise RunError(
-                f"rank 0 hasn't evaluated step {step} after {self._timeout:g} s",
+            late = RunError(
+                f"rank 0 hasn't evaluated step {step} after {self._world.timeout:g} s",
                 "evaluate fewer samples, or allow more time",
             )
+            published = self._world.read(key, self._abort_flag, late)
         metric, resume = json.loads(published)
         self.evaluations.append((step, metric))
         sleep(max(0.0, resume - monotonic()))
-
-
-@cache
-def _shares(cluster: Cluster, rank: int, plan: Plan) -> float:
-    return shares_of(plan, cluster, rank)
 
 
 def _evaluate(job: Job, model: nn.Module) -> float:
@@ -316,10 +304,11 @@ def train_everywhere(
 
 def by_step(results: Sequence[Mapping[str, Any] | None], key: str) -> dict[int, float]:
     """The mean loss or seconds of each step, over the ranks that took it."""
-    values_of_step: dict[int, list[float]] = {}
-    for result in filter(None, results):
-        for step, value in zip(result["steps"], result[key], strict=True):
-            values_of_step.setdefault(step, []).append(value)
+    values_of_step = grouped(
+        pair
+        for result in filter(None, results)
+        for pair in zip(result["steps"], result[key], strict=True)
+    )
     return {step: fmean(values) for step, values in sorted(values_of_step.items())}
 
 

@@ -92,7 +92,7 @@ class Fault:
     def hits(self, cluster: Cluster) -> frozenset[int]:
         """The ranks that may be unreachable because of this fault."""
         if self.rack is not None:
-            return frozenset(_ranks(cluster, self.rack))
+            return frozenset(cluster.racks[self.rack].ranks)
         return frozenset(rank for rank in (self.rank, self.peer) if rank is not None)
 
     def __str__(self) -> str:
@@ -145,7 +145,7 @@ def _draw(random: Random, number: int, cluster: Cluster, kind: FaultKind) -> Fau
     rank = None if kind in FAULTS_WITHOUT_VICTIM else random.randrange(cluster.workers)
     if kind in ("cut", "oneway", "degrade") and random.random() < RACK_FAULT_FRACTION:
         limit = max_ranks_down(cluster)
-        small = [n for n in range(len(cluster.racks)) if len(_ranks(cluster, n)) <= limit]
+        small = [n for n, candidate in enumerate(cluster.racks) if len(candidate.ranks) <= limit]
         if small:
             rank, rack = None, random.choice(small)
     if kind == "blackhole":
@@ -173,7 +173,3 @@ def _hold(random: Random) -> float:
 
 def _seconds(random: Random, bounds: tuple[float, float]) -> float:
     return round(random.uniform(*bounds), 3)
-
-
-def _ranks(cluster: Cluster, rack: int) -> list[int]:
-    return [rank for host in cluster.racks[rack].hosts for rank in host.ranks]

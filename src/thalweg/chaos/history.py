@@ -195,6 +195,10 @@ def of_dict(data: dict[str, Any]) -> Record:
     return made
 
 
+Problem = str | tuple[str, int | None]
+"""What a check finds: a text, and the number of the fault before it if that is known."""
+
+
 @dataclass(frozen=True, slots=True)
 class Violation:
     """A promise that a run has broken, and the number of the fault before it, if known."""

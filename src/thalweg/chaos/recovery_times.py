@@ -17,14 +17,13 @@ that begins later, when members rendezvous.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import defaultdict
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
 
 from thalweg.chaos.fault import Fault
 from thalweg.chaos.history import Healed, History, Named, Recovered, Struck
-from thalweg.facts import Cluster
+from thalweg.facts import Cluster, grouped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +43,8 @@ class FaultTimes:
 
 def fault_times(history: History, cluster: Cluster) -> list[FaultTimes]:
     """The times of every fault that began, in order."""
-    commits: dict[int, list[float]] = defaultdict(list)
-    for commit in sorted(history.commits, key=attrgetter("time")):
-        commits[commit.rank].append(commit.time)
+    in_order = sorted(history.commits, key=attrgetter("time"))
+    commits = grouped((commit.rank, commit.time) for commit in in_order)
     run_end = max((record.time for record in history.events), default=0.0)
     spans: dict[Fault, tuple[float, float]] = {}  # in which each fault is open
     for fault in history.faults:
@@ -86,7 +84,7 @@ def _times_of(
     stall = max(gaps, key=lambda gap: gap[1] - gap[0], default=None)
     healed = history.time_of(Healed, fault.number)
     end = begin if healed is None else healed
-    rejoins = [time for rank in hit if (time := _next(commits[rank], end)) is not None]
+    rejoins = [time for rank in hit if (time := _next(commits.get(rank, []), end)) is not None]
     return FaultTimes(
         fault=fault,
         hit=hit,

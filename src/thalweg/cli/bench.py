@@ -16,8 +16,15 @@ from thalweg.bench.compress_costs import (
 )
 from thalweg.cli import bench_train, studies
 from thalweg.cli.job_options import DEFAULT_BATCH_SAMPLES, DEFAULT_GPU, workload_of
-from thalweg.cli.options import ModelOption, PlaceOptions, SvgOption, option, with_bundles
-from thalweg.cli.output import Output, progress_bar
+from thalweg.cli.options import (
+    ModelOption,
+    Output,
+    PlaceOptions,
+    SvgOption,
+    option,
+    progress_bar,
+    with_bundles,
+)
 from thalweg.errors import UsageError
 from thalweg.facts import MODELS, Duration, Size, Workload, about
 from thalweg.predict.assumptions import costs_of
@@ -101,15 +108,16 @@ def collectives(
     notes += [*(COLLECTIVE_FIGURE_NOTES if deployment.cluster else ()), *deployment.notes]
     title = f"{about(workload.nbytes, 'B')} over {deployment.text}"
     output.print(table_of(rows, COLLECTIVE_COLUMNS, title=title, caption="\n".join(notes)))
-    settings = {
-        "workers": deployment.workers,
-        "bytes": workload.nbytes,
-        "repeats": repeats,
-        "sync": sync,
+    output.write_json(
+        "bench collectives",
+        rows,
+        workers=deployment.workers,
+        bytes=workload.nbytes,
+        repeats=repeats,
+        sync=sync,
         **place.settings,
-        "notes": deployment.notes,
-    }
-    output.write_json("bench collectives", settings, rows)
+        notes=deployment.notes,
+    )
 
 
 def _workload(nbytes: str | None, model: str | None) -> Workload:
@@ -180,21 +188,22 @@ def compress(
     wire = dense_wire(result.dense)
     uncompressed = f"uncompressed, each worker sends {about(wire, 'B')}"
     output.print(table, *COMPRESS_FIGURE_NOTES, uncompressed, *result.notes)
-    settings = {
-        "model": workload.name,
-        "bytes": workload.nbytes,
-        "methods": [each.text for each in methods],
-        "workers": workers,
-        "repeats": repeats,
-        "backward": lasts.seconds,
-        "gbps": [speed / 1e9 for speed in SWEPT_BITS_PER_SECOND],
-        "uncompressed": {
+    output.write_json(
+        "bench compress",
+        result.rows,
+        model=workload.name,
+        bytes=workload.nbytes,
+        methods=[each.text for each in methods],
+        workers=workers,
+        repeats=repeats,
+        backward=lasts.seconds,
+        gbps=[speed / 1e9 for speed in SWEPT_BITS_PER_SECOND],
+        uncompressed={
             "wire_bytes": round(wire),
             "step_seconds": at_all_speeds(result.dense),
         },
-        "notes": result.notes,
-    }
-    output.write_json("bench compress", settings, result.rows)
+        notes=result.notes,
+    )
     if svg is not None:
         output.write("Picture", svg, _picture(title, result))
 

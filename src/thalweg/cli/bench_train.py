@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from thalweg.cli.options import lab_of, option, with_bundles
-from thalweg.cli.output import Bar, Output, choice_line, progress_bar
+from thalweg.cli.options import Bar, Output, choice_line, lab_of, option, progress_bar, with_bundles
 from thalweg.declarations import listed
 from thalweg.errors import RunError
 from thalweg.facts import about, format_cluster
@@ -100,7 +99,7 @@ def train(
             output.print(f"{row['sync']}, {choice_line(chosen)}")
     output.print(*notes)
     output.write("Picture", out / f"{scenario.name}.svg", _picture(scenario, rows))
-    output.write_json("bench train", _settings(scenario, notes), rows)
+    output.write_json("bench train", rows, **_settings(scenario, notes))
     failed = [row["sync"] for row in rows if row["error"]]
     if failed:
         raise RunError(f"{listed(failed)} failed", "see the errors above, or leave the plan out")
@@ -148,12 +147,13 @@ def forecast(
         )
     if choices:
         output.print(table_of(choices, CHOICE_COLUMNS))
-    settings = {
-        "scenarios": [scenario.name for scenario in scenarios],
-        "accuracy": accuracy,
-        "choices": choices,
-    }
-    output.write_json("bench forecast", settings, predictions)
+    output.write_json(
+        "bench forecast",
+        predictions,
+        scenarios=[scenario.name for scenario in scenarios],
+        accuracy=accuracy,
+        choices=choices,
+    )
 
 
 def _shortened(scenario: Scenario, repeats: int | None, steps: int | None) -> Scenario:

@@ -14,8 +14,15 @@ from typing import TYPE_CHECKING, Annotated
 from thalweg import lab as labs
 from thalweg.catalog import parse_plan
 from thalweg.chaos.fault import FAULT_KINDS, LINK_FAULTS, FaultKind
-from thalweg.cli.options import PlaceOptions, lab_of, names_among, option, with_bundles
-from thalweg.cli.output import Output, progress_bar
+from thalweg.cli.options import (
+    Output,
+    PlaceOptions,
+    lab_of,
+    names_among,
+    option,
+    progress_bar,
+    with_bundles,
+)
 from thalweg.errors import RunError, UsageError
 from thalweg.facts import Cluster, Duration, about, counted
 from thalweg.redundancy import allocation_of, is_relayed
@@ -109,16 +116,17 @@ def chaos(
         notes = [] if lab is None else lab.notes
     rows = fault_rows(results)
     output.print(table_of(kind_rows(rows), CHAOS_COLUMNS), *map(_summary, results))
-    settings = {
-        "workers": cluster.workers,
-        "lab": place.lab,
-        "kinds": list(chosen),
-        "bound_seconds": within,
-        "hold_seconds": held,
-        "notes": notes,
-        "runs": run_rows(results),
-    }
-    output.write_json("chaos", settings, rows)
+    output.write_json(
+        "chaos",
+        rows,
+        workers=cluster.workers,
+        lab=place.lab,
+        kinds=list(chosen),
+        bound_seconds=within,
+        hold_seconds=held,
+        notes=notes,
+        runs=run_rows(results),
+    )
     wrong = [result for result in results if result.violations]
     if wrong:
         raise RunError(

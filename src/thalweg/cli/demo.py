@@ -17,8 +17,15 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
 from thalweg.catalog import default_catalog
-from thalweg.cli.options import PlaceOptions, option, with_bundles
-from thalweg.cli.output import Bar, Output, choice_line, progress_bar
+from thalweg.cli.options import (
+    Bar,
+    Output,
+    PlaceOptions,
+    choice_line,
+    option,
+    progress_bar,
+    with_bundles,
+)
 from thalweg.cli.predict import RANKING_COLUMNS
 from thalweg.declarations import Promise, listed
 from thalweg.errors import LabError, RunError, ThalwegError
@@ -92,15 +99,16 @@ def demo(
             for row in rows
         ]
         output.write("Page", out / "report.html", advice_page(advice, measured))
-    settings = {
-        "workload": job.name,
-        "workers": deployment.workers,
-        "steps": steps,
-        "lab": deployment.cluster is not None,
-        "verdict": None if advice is None else advice.verdict,
-        "notes": deployment.notes,
-    }
-    output.write_json("demo", settings, rows)
+    output.write_json(
+        "demo",
+        rows,
+        workload=job.name,
+        workers=deployment.workers,
+        steps=steps,
+        lab=deployment.cluster is not None,
+        verdict=None if advice is None else advice.verdict,
+        notes=deployment.notes,
+    )
     wrong = [
         row["sync"]
         for row in rows

@@ -14,8 +14,15 @@ from rich.table import Table
 
 from thalweg import report
 from thalweg.catalog import PACKAGE_NAME, SETTING_PARAMETERS, default_catalog
-from thalweg.cli.options import ClusterOptions, SvgOption, option, with_bundles
-from thalweg.cli.output import Output, working, write_file
+from thalweg.cli.options import (
+    ClusterOptions,
+    Output,
+    SvgOption,
+    option,
+    with_bundles,
+    working,
+    write_file,
+)
 from thalweg.declarations import Parameter, Value
 from thalweg.errors import UsageError
 from thalweg.facts import Size, Workload, counted, read_workload
@@ -73,7 +80,7 @@ def explain(
     if svg is not None and (explanation.scenes or explanation.async_plan or explanation.groups):
         write_file(svg, report.draw(explanation))
         output.print(f"Drawn into {svg}.")
-    output.write_json("explain", report.settings(explanation), report.rows(explanation))
+    output.write_json("explain", report.rows(explanation), **report.settings(explanation))
 
 
 def _can_be_drawn(svg: Path, group: Group) -> None:
@@ -121,7 +128,7 @@ def plans(output: Output) -> None:
     ):
         output.print(_plans_table(title, [row for row in rows if row["kind"] == kind]), "")
     output.print("thalweg explain 'hierarchical+fp16' --workers 8 draws one.")
-    output.write_json("plans", {}, rows)
+    output.write_json("plans", rows)
 
 
 def _plan_row(
@@ -131,21 +138,20 @@ def _plan_row(
     parameters: Mapping[str, Parameter],
     origin: str = PACKAGE_NAME,
 ) -> dict[str, Any]:
-    arguments = [
-        {
-            "name": argument,
-            "default": _written(parameter.default),
-            "choices": list(parameter.choices),
-            "help": parameter.help,
-        }
-        for argument, parameter in parameters.items()
-    ]
     return {
         "kind": kind,
         "name": name,
         "summary": summary,
         "origin": origin,
-        "arguments": arguments,
+        "arguments": [
+            {
+                "name": argument,
+                "default": _written(parameter.default),
+                "choices": list(parameter.choices),
+                "help": parameter.help,
+            }
+            for argument, parameter in parameters.items()
+        ],
     }
 
 

@@ -136,8 +136,7 @@ def situation_of(asked: JobOptions, supposed: WhatIfOptions) -> Situation:
     machine = _machine(asked.cluster, asked.machine)
     workload, assumed = _workload(asked.model, asked.gpu, asked.batch)
     machine = replace(machine, assumed=(*machine.assumed, *assumed))
-    now = Situation(cluster=cluster, workload=workload, machine=machine)
-    situation = suppose(now, **changes)
+    situation = suppose(Situation(cluster=cluster, workload=workload, machine=machine), **changes)
     if supposed.measured_only and situation.assumed:
         raise UsageError(
             f"not measured: {'; '.join(situation.assumed)}",

@@ -12,8 +12,14 @@ from typing import Annotated, Any
 import typer
 
 from thalweg import lab as labs
-from thalweg.cli.options import LinkOptions, RestartsOption, option, with_bundles
-from thalweg.cli.output import Output, progress_bar
+from thalweg.cli.options import (
+    LinkOptions,
+    Output,
+    RestartsOption,
+    option,
+    progress_bar,
+    with_bundles,
+)
 from thalweg.cli.train import with_interpreter
 from thalweg.errors import LabError, UsageError
 from thalweg.facts import Rate, counted
@@ -279,7 +285,7 @@ def _print_status(lab: labs.Lab, command: str, output: Output) -> None:
     hosts, uplinks = lab.status()
     table = table_of(hosts, HOST_COLUMNS, title=f"lab {lab.name}")
     output.print(table, table_of(uplinks, UPLINK_COLUMNS), *lab.notes)
-    output.write_json(command, {"name": lab.name, "uplinks": uplinks, "notes": lab.notes}, hosts)
+    output.write_json(command, hosts, name=lab.name, uplinks=uplinks, notes=lab.notes)
 
 
 def _rate(direction: dict[str, Any]) -> str:

@@ -1,24 +1,32 @@
 """`thalweg probe` measures the cluster and writes its file; `thalweg calibrate` measures all that
-predictions need."""
+predictions need; `thalweg doctor` checks the environment.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from thalweg.cli.options import (
     ClusterOption,
+    Output,
     PlaceOptions,
     SvgOption,
     TimeoutOption,
     option,
+    progress_bar,
     with_bundles,
+    write_file,
 )
-from thalweg.cli.output import Output, progress_bar, write_file
+from thalweg.errors import WorkerFailed
 from thalweg.facts import (
     Duration,
     FittedValue,
@@ -31,11 +39,19 @@ from thalweg.facts import (
     read_cluster,
 )
 from thalweg.plan import TRANSPORT, Choice
+from thalweg.report.tables import table_of
+
+if TYPE_CHECKING:
+    from thalweg.bench.run_everywhere import Deployment
+    from thalweg.doctor import Finding
+    from thalweg.doctor.run_checks import Diagnosis
 
 PROBE_TIMEOUT_SECONDS = 3600.0  # for all measurements together
 CODEC_COLUMNS = ("bucket", "encode", "decode", "gathered")
 STEP_COST_NAMES = ("forward", "backward", "optimizer")
 RATE_FRACTION_UNIT = "of it"  # in JSON: fraction of a link's rate
+VERDICT_STYLES = {"fail": "bold red", "warn": "yellow", "ok": "green"}
+DOCTOR_TIMEOUT_SECONDS = 600.0  # for all checks together
 
 
 @with_bundles
@@ -58,7 +74,7 @@ def probe(
     """
     from thalweg.bench.run_everywhere import Report, Result, run_everywhere  # imports torch
     from thalweg.probing import ProbeResult, measure, refuse_other_transports
-    from thalweg.report.probe_result import draw_cluster, outcome_text, tables
+    from thalweg.report.cluster_svg import draw_cluster, outcome_text, tables
 
     Duration.parse(timeout)  # raises for a malformed one before any worker starts
     refuse_other_transports(transport)
@@ -78,21 +94,22 @@ def probe(
     write_file(picture, draw_cluster(probed))
     output.print(*tables(probed))
     output.print(outcome_text(probed, out, picture), soft_wrap=True)
-    settings = {
-        "workers": probed.cluster.workers,
-        "transport": probed.transport,
+    output.write_json(
+        "probe",
+        probed.rows(),
+        workers=probed.cluster.workers,
+        transport=probed.transport,
         **place.settings,
-        "declared": None if cluster is None else str(cluster),
-        "file": str(out),
-        "picture": str(picture),
-        "confidence": {"racks": probed.sureness, "reason": probed.reason},
-        "outliers": list(probed.outliers),
-        "contradictions": list(probed.contradictions),
-        "notes": [*probed.notes, *deployment.notes],
-        "probes": probed.measurements,
-        "seconds": probed.seconds,
-    }
-    output.write_json("probe", settings, probed.rows())
+        declared=None if cluster is None else str(cluster),
+        file=str(out),
+        picture=str(picture),
+        confidence={"racks": probed.sureness, "reason": probed.reason},
+        outliers=list(probed.outliers),
+        contradictions=list(probed.contradictions),
+        notes=[*probed.notes, *deployment.notes],
+        probes=probed.measurements,
+        seconds=probed.seconds,
+    )
 
 
 @with_bundles
@@ -147,17 +164,18 @@ def calibrate(
         f"Wrote {', '.join(str(path) for path in files.values())}, after {seconds:.0f} s.",
         soft_wrap=True,
     )
-    settings = {
-        "workload": workload,
-        "workers": situation.cluster.workers,
+    output.write_json(
+        "calibrate",
+        _rows(situation),
+        workload=workload,
+        workers=situation.cluster.workers,
         **place.settings,
-        "declared": None if cluster is None else str(cluster),
-        "files": [str(path) for path in files.values()],
-        "spread": calibration.spread,
-        "seconds": seconds,
-        "notes": deployment.notes,
-    }
-    output.write_json("calibrate", settings, _rows(situation))
+        declared=None if cluster is None else str(cluster),
+        files=[str(path) for path in files.values()],
+        spread=calibration.spread,
+        seconds=seconds,
+        notes=deployment.notes,
+    )
 
 
 def _rows(situation: Situation) -> list[dict[str, Any]]:
@@ -232,3 +250,107 @@ def _row(kind: str, name: str, figure: FittedValue, unit: str) -> dict[str, Any]
         "spread": figure.spread,
         "unit": unit,
     }
+
+
+@with_bundles
+def doctor(
+    *,
+    place: PlaceOptions,
+    paste: Annotated[
+        bool, option("A block to paste into an issue; no secrets in it.", None, "--paste")
+    ] = False,
+    timeout: TimeoutOption = "30s",
+    output: Output,
+) -> int:
+    """Check what can break or slow down training: interfaces, names, reachability and bandwidth
+    between ranks, clocks, versions, limits.
+
+    It runs alone on this host; with --workers or --lab; or started like your training, as one of
+    torchrun's or srun's workers. Exit code 1 if a check fails.
+    """
+    from thalweg.doctor.environment import paste as environment_lines
+    from thalweg.doctor.finding import failed
+
+    diagnosis, deployment = _diagnosis(place, Duration.parse(timeout).seconds)
+    if diagnosis is None:
+        return 0  # rank 0 reports, and its exit code counts
+    if paste:
+        block = paste_text(environment_lines(diagnosis.environment), diagnosis.findings)
+        output.print(block, soft_wrap=True)
+    else:
+        output.print(table(diagnosis.findings, deployment.text), outcome_text(diagnosis.findings))
+    output.write_json(
+        "doctor",
+        [finding.row() for finding in diagnosis.findings],
+        workers=diagnosis.workers,
+        **place.settings,
+        environment=dict(diagnosis.environment),
+        notes=deployment.notes,
+    )
+    return 1 if failed(diagnosis.findings) else 0
+
+
+def _diagnosis(place: PlaceOptions, seconds: float) -> tuple[Diagnosis | None, Deployment]:
+    """The diagnosis, and where it was made; no diagnosis if another launched rank reports it."""
+    from thalweg.bench.run_everywhere import Deployment, Report, Result, run_everywhere
+    from thalweg.doctor.run_checks import Diagnosis, examine
+
+    def work(rank: int, report: Report) -> Result:
+        diagnosis = examine(seconds, report)
+        # rank 0, or a rank that can't reach it, has reports
+        return diagnosis.packed() if diagnosis.reports else {}
+
+    unplaced = place == PlaceOptions()
+    where = (
+        nullcontext(Deployment.of_this_process()) if unplaced else place.site(under_launcher=True)
+    )
+    with where as deployment, progress_bar("Looking") as bar:
+        results = run_everywhere(
+            deployment, work, bar.show, timeout=DOCTOR_TIMEOUT_SECONDS, survives=True
+        )
+    for result in filter(None, results):
+        return Diagnosis.unpacked(result), deployment
+    if deployment.launcher is None:
+        raise WorkerFailed("no worker returned a diagnosis", "see the workers' output above")
+    return None, deployment
+
+
+def table(findings: Sequence[Finding], where: str) -> Table:
+    columns: dict[str, Callable[[Finding], RenderableType]] = {
+        "": lambda finding: Text(finding.verdict, style=VERDICT_STYLES[finding.verdict]),
+        "check": lambda finding: finding.check,
+        "finding and remedy": _finding_text,
+    }
+    return table_of(findings, columns, title=where)
+
+
+def _finding_text(finding: Finding) -> Text:
+    """The finding, with its remedy on the next line."""
+    return Text.assemble(finding.text, (f"\n-> {finding.remedy}" if finding.remedy else "", "bold"))
+
+
+def outcome_text(findings: Sequence[Finding]) -> str:
+    number = Counter[str](finding.verdict for finding in findings)
+    if not number["fail"] and not number["warn"]:
+        return f"All {number['ok']} checks are ok."
+    parts = [
+        f"{number[verdict]} {words}"
+        for verdict, words in (("fail", "failed"), ("warn", "warnings"), ("ok", "ok"))
+        if number[verdict]
+    ]
+    return ", ".join(parts) + "."
+
+
+def paste_text(environment: Sequence[str], findings: Sequence[Finding]) -> str:
+    """The environment and the findings, between two lines that mark what to copy."""
+    bad = [f"- {found.verdict} {found.line}" for found in findings if found.verdict != "ok"]
+    fine = [finding.check for finding in findings if finding.verdict == "ok"]
+    lines = [
+        "----- copy from here -----",
+        *environment,
+        "",
+        *bad,
+        f"- ok: {', '.join(fine)}",
+        "----- to here -----",
+    ]
+    return "\n".join(lines)

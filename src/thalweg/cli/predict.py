@@ -13,14 +13,12 @@ from typing import Annotated, Any
 
 from thalweg.catalog import default_catalog
 from thalweg.cli.job_options import JobOptions, WhatIfOptions, job_settings, job_title, situation_of
-from thalweg.cli.options import option, with_bundles
-from thalweg.cli.output import Output, progress_bar, working
+from thalweg.cli.options import Output, option, progress_bar, with_bundles, working
 from thalweg.declarations import Promise, listed, nearest
 from thalweg.errors import UsageError
 from thalweg.facts import Situation, about
-from thalweg.predict import Advice, RankedPlan, advisor
-from thalweg.predict.estimate import Estimate
-from thalweg.predict.extra_steps import optimizer_named
+from thalweg.predict import Advice, Estimate, RankedPlan, advisor
+from thalweg.predict.advisor import optimizer_named
 from thalweg.predict.plan_detail import BusyLink, PlanDetail, plan_detail
 from thalweg.predict.step_simulator import BucketTimes
 from thalweg.report.tables import table_of
@@ -109,17 +107,18 @@ def advise(
         from thalweg.report.advice import advice_page
 
         output.write("Page", html, advice_page(advice))
-    settings = {
+    output.write_json(
+        "advise",
+        [row_of(ranked) for ranked in advice.ranking],
         **job_settings(situation, supposed),
-        "workers": situation.cluster.workers,
-        "allow": acceptable.value,
-        "optimizer": advice.optimizer,
-        "verdict": advice.verdict,
-        "next_class": None if advice.next_class is None else row_of(advice.next_class),
-        "assumed": list(advice.assumed),
-        "left_out": dict(advice.left_out),
-    }
-    output.write_json("advise", settings, [row_of(ranked) for ranked in advice.ranking])
+        workers=situation.cluster.workers,
+        allow=acceptable.value,
+        optimizer=advice.optimizer,
+        verdict=advice.verdict,
+        next_class=None if advice.next_class is None else row_of(advice.next_class),
+        assumed=list(advice.assumed),
+        left_out=dict(advice.left_out),
+    )
 
 
 def row_of(ranked: RankedPlan) -> dict[str, Any]:
@@ -226,7 +225,7 @@ def simulate(
     assumed = list(dict.fromkeys(assumptions))
     if assumed:
         output.print("\nAssumed: " + "; ".join(assumed) + ".")
-    output.write_json("simulate", {**job_settings(situation, supposed), "assumed": assumed}, rows)
+    output.write_json("simulate", rows, **job_settings(situation, supposed), assumed=assumed)
 
 
 def _detail_row(detail: PlanDetail, situation: Situation) -> dict[str, Any]:

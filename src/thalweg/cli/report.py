@@ -9,8 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from thalweg.cli.options import ClusterOption, option, with_bundles
-from thalweg.cli.output import Output, working
+from thalweg.cli.options import ClusterOption, Output, option, with_bundles, working
 from thalweg.errors import UsageError
 from thalweg.facts import about, read_cluster
 from thalweg.observe.journal import read_records
@@ -18,6 +17,9 @@ from thalweg.observe.run_report import RunReport, run_report
 from thalweg.observe.timeline import timeline
 from thalweg.report.run_page import RANK_COLUMNS, run_page
 from thalweg.report.tables import table_of
+from thalweg.report.tensorboard import write_scalars, writer_class
+from thalweg.report.trace import trace as traced
+from thalweg.report.trace import write_trace, writer_of
 
 STEP_RANGE_PATTERN = re.compile(r"(\d*):(\d*)")
 
@@ -45,9 +47,6 @@ def report(
     A step is compute time, exposed communication and time blocked between steps; overlapped
     communication and encoding take place meanwhile. `exposed %` is exposed time over step time.
     """
-    from thalweg.report.tensorboard import write_scalars, writer_class
-    from thalweg.report.trace_file import write_trace, writer_of
-
     first, last = _range(steps)
     if trace is not None:
         writer_of(trace)
@@ -67,8 +66,6 @@ def report(
         )
     _print(output, overview)
     if trace is not None:
-        from thalweg.report.trace import trace as traced
-
         with working("Writing the trace"):
             write_trace(trace, traced(overview))
         output.print(f"Trace: {trace} (open it in ui.perfetto.dev)")
@@ -78,9 +75,8 @@ def report(
         output.print(f"Scalars: tensorboard --logdir {tensorboard}")
     if page is not None:
         output.write("Page", page, run_page(overview))
-    output.write_json(
-        "report", _settings(records, overview), [a.entries() for a in overview.accounts]
-    )
+    rows = [account.entries() for account in overview.accounts]
+    output.write_json("report", rows, **_settings(records, overview))
 
 
 def _range(text: str | None) -> tuple[int | None, int | None]:

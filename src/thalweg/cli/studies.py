@@ -12,8 +12,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.table import Table
 
-from thalweg.cli.options import lab_of, names_among, option, with_bundles
-from thalweg.cli.output import Output, progress_bar
+from thalweg.cli.options import Output, lab_of, names_among, option, progress_bar, with_bundles
 from thalweg.declarations import listed
 from thalweg.errors import RunError, UsageError
 from thalweg.facts import Duration, Rate, Size, read_machine
@@ -32,7 +31,6 @@ from thalweg.studies.compression import (
     wins,
 )
 from thalweg.studies.stragglers.config import STUDY_TABLES, RegularTree, StragglerTrial
-from thalweg.studies.stragglers.report import draw_stragglers, table_of
 
 app = typer.Typer(help="Studies with the performance model, for many configurations.")
 
@@ -81,7 +79,7 @@ def compression(
     )
     study = run_compression_study(chosen, sorted(set(rates)))
     output.print(_wins_table(study), *_lines(study))
-    output.write_json("study compression", _settings(study), study.cases)
+    output.write_json("study compression", study.cases, **_settings(study))
 
 
 def _constants(source: str, machine: Path | None) -> Constants:
@@ -235,7 +233,7 @@ def bench_stragglers(
     )
 
     from thalweg.bench.run_everywhere import Deployment  # torch takes a second: not before mistakes
-    from thalweg.studies.stragglers.tables import run_straggler_study
+    from thalweg.studies.stragglers.tables import draw_stragglers, run_straggler_study, table_of
 
     with lab_of(trial.tree.cluster(rate)) as lab, progress_bar("Measuring") as bar:
         deployment = Deployment.of_lab(lab)
@@ -246,22 +244,23 @@ def bench_stragglers(
     where = f"{trial.workers} workers in a tree of {trial.tree.text} and a root, NICs {rate}"
     output.print(where, style="italic")
     output.print(*(table_of(name, rows) for name, rows in results.items()), *notes)
-    settings = {
-        "tree": trial.tree.text,
-        "workers": trial.workers,
-        "stragglers": stragglers,
-        "bytes": size,
-        "nic": str(rate),
-        "late": late,
-        "delay": trial.delay,
-        "compute": trial.compute,
-        "iterations": iterations,
-        "budget": trial.budget,
-        "seed": seed,
-        "notes": notes,
-        "tables": {name: rows for name, rows in results.items() if name != "held"},
-    }
-    output.write_json("bench stragglers", settings, results.get("held", []))
+    output.write_json(
+        "bench stragglers",
+        results.get("held", []),
+        tree=trial.tree.text,
+        workers=trial.workers,
+        stragglers=stragglers,
+        bytes=size,
+        nic=str(rate),
+        late=late,
+        delay=trial.delay,
+        compute=trial.compute,
+        iterations=iterations,
+        budget=trial.budget,
+        seed=seed,
+        notes=notes,
+        tables={name: rows for name, rows in results.items() if name != "held"},
+    )
     picture = plot or Path("thalweg-bench") / f"stragglers-{trial.tree.text}.svg"
     output.write("Picture", picture, draw_stragglers(where, results))
     if wrong:

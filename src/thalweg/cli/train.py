@@ -18,15 +18,17 @@ import typer
 
 from thalweg.catalog import parse_plan
 from thalweg.cli.options import (
+    Output,
     PlaceOptions,
     RecordsOption,
     RestartsOption,
     TimeoutOption,
+    choice_line,
     names_among,
     option,
+    progress_bar,
     with_bundles,
 )
-from thalweg.cli.output import Output, choice_line, progress_bar
 from thalweg.declarations import listed
 from thalweg.errors import RunError, UsageError
 from thalweg.facts import Duration, about, counted
@@ -96,32 +98,30 @@ def train(
         results = train_everywhere(deployment, job, sync, recipe, show, restarts)
     if not results:
         return  # rank 0 reports them
-    notes = deployment.notes
     rows = step_rows(results)
     result = summary(results, rows)
-    settings = {
-        "workload": job.name,
-        "sync": sync,
-        "workers": len(results),
-        "batch": batch or job.batch,
-        "steps": steps,
-        "metric": job.metric,
-        "lab": place.lab,
-        "notes": notes,
-        "result": result,
-    }
-    output.print(_result_text(job, settings, result), *notes)
+    output.print(_result_text(job, sync, len(results), result), *deployment.notes)
     if len(results) > 1:
-        text = next(one["summary"] for one in results if one)
-        output.print(text, soft_wrap=True)
+        output.print(next(one["summary"] for one in results if one), soft_wrap=True)
     if records is not None:
         output.print(f"recorded in {records}: thalweg report {records}")
-    output.write_json("train", settings, rows)
+    output.write_json(
+        "train",
+        rows,
+        workload=job.name,
+        sync=sync,
+        workers=len(results),
+        batch=batch or job.batch,
+        steps=steps,
+        metric=job.metric,
+        lab=place.lab,
+        notes=deployment.notes,
+        result=result,
+    )
 
 
-def _result_text(job: Job, settings: Mapping[str, Any], result: Mapping[str, Any]) -> str:
-    workers = counted(settings["workers"], "worker")
-    lines = [f"{job.name} under {settings['sync']} on {workers}: step {result['steps']}"]
+def _result_text(job: Job, sync: str, workers: int, result: Mapping[str, Any]) -> str:
+    lines = [f"{job.name} under {sync} on {counted(workers, 'worker')}: step {result['steps']}"]
     if result["seconds_per_step"] is not None:
         took = about(result["seconds_per_step"], "s")
         lines.append(f"loss {result['final_loss']:.4f}, {took} per step")
@@ -181,9 +181,7 @@ def verify(
         )
     title = f"{job.name}, {counted(steps, 'step')} on {counted(workers, 'worker')}, against DDP"
     output.print(table_of(rows, _verify_columns(job.metric), title=title))
-    output.write_json(
-        "verify", {"model": job.name, "workers": workers, "steps": steps, "sync": plans}, rows
-    )
+    output.write_json("verify", rows, model=job.name, workers=workers, steps=steps, sync=plans)
     wrong = [f"{row['sync']} ({row['variant']})" for row in rows if not row["ok"]]
     if wrong:
         raise RunError(f"{listed(wrong)} didn't train as promised", "see the table")

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from thalweg.doctor.finding import Finding, RankFacts, fail, ok, together, warn
-from thalweg.facts import about
+from thalweg.facts import about, grouped
 from thalweg.launch.launcher_variables import RankAssignment
 
 SHOWN_VARIABLES_PATTERN = re.compile(
@@ -97,10 +97,8 @@ def cores() -> set[int]:
 
 
 def _backends() -> list[str]:
-    backends = []
-    if dist.is_available():
-        names = ("gloo", "nccl", "mpi")
-        backends += [name for name in names if getattr(dist, f"is_{name}_available")()]
+    names = ("gloo", "nccl", "mpi")
+    backends = [name for name in names if getattr(dist, f"is_{name}_available")()]
     if torch.version.cuda:
         devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
         backends.append(f"cuda {torch.version.cuda} with {devices} devices")
@@ -136,10 +134,7 @@ def version_differences(ranks: Sequence[RankFacts]) -> list[Finding]:
 
 def _by_value(values: Iterable[tuple[str, RankFacts]]) -> list[tuple[str, list[RankFacts]]]:
     """The ranks of each value, the minority first; of two halves, the one without rank 0."""
-    held: dict[str, list[RankFacts]] = {}
-    for value, facts in values:
-        held.setdefault(value, []).append(facts)
-    return sorted(held.items(), key=lambda pair: (len(pair[1]), -pair[1][0].rank))
+    return sorted(grouped(values).items(), key=lambda pair: (len(pair[1]), -pair[1][0].rank))
 
 
 def secret_findings(ranks: Sequence[RankFacts]) -> list[Finding]:

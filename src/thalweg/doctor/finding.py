@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, Literal
 
 from thalweg.errors import ranks_text
+from thalweg.facts import grouped
 
 Severity = Literal["fail", "warn", "ok"]
 VERDICTS: tuple[Severity, ...] = ("fail", "warn", "ok")  # worst first
@@ -69,10 +70,7 @@ class RankFacts:
 
 def by_host(ranks: Sequence[RankFacts]) -> dict[HostKey, list[RankFacts]]:
     """The ranks of each host: those with the same name, machine and network stack."""
-    hosts: dict[HostKey, list[RankFacts]] = {}
-    for facts in ranks:
-        hosts.setdefault(facts.host, []).append(facts)
-    return hosts
+    return grouped((facts.host, facts) for facts in ranks)
 
 
 def ranks_and_hosts(ranks: Sequence[int], hosts: Sequence[str]) -> str:
@@ -179,10 +177,10 @@ def failed(findings: Iterable[Finding]) -> bool:
 
 def summed_up(findings: Iterable[Finding]) -> list[Finding]:
     """The findings, worst first: equal ones of several ranks merged, one per check that is fine."""
-    groups: dict[tuple[str, ...], list[Finding]] = {}
-    for finding in findings:
-        text = () if finding.verdict == "ok" else (finding.detail, finding.remedy)
-        groups.setdefault((finding.check, finding.verdict, *text), []).append(finding)
+    groups = grouped(
+        ((f.check, f.verdict, *(() if f.verdict == "ok" else (f.detail, f.remedy))), f)
+        for f in findings
+    )
     order = {check: place for place, check in enumerate(CHECKS)}
     return sorted(
         map(_merged, groups.values()),

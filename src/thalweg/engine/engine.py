@@ -68,13 +68,6 @@ class _Submission:
     newest: Task | None = None  # of several
 
 
-@dataclass(slots=True, eq=False)
-class _Running:
-    of: _Submission
-    started: float
-    execution: Execution
-
-
 class Engine:
     """The engine of one rank. `timeout` limits a round, in seconds; with `membership` the members
     may change."""
@@ -101,8 +94,8 @@ class Engine:
         self._idles = False  # the thread waits for submissions
         self._waiting: deque[_Submission] = deque()
         self._chains: list[_Submission] = []
-        self._running: deque[_Running] = deque()
-        self._done: deque[_Running] = deque()  # their last messages may still be in the transport
+        self._running: dict[Execution, _Submission] = {}  # in the order in which they began
+        self._done: dict[Execution, _Submission] = {}  # some of their messages may not have left
         self._cores = torch.get_num_threads()
         self._thread = Thread(target=self._work, name="thalweg-communication", daemon=True)
         self._thread.start()
@@ -119,19 +112,19 @@ class Engine:
         alone = work if isinstance(work, Task) else None
         tasks = iter([[work]]) if isinstance(work, Task) else work
         submission = _Submission(tasks, Future(), monotonic(), alone)
-        self._put(submission)
-        return submission.future
-
-    def _put(self, item: _Submission | None) -> None:
-        self._submitted.put(item)
+        self._submitted.put(submission)
         if self._idles:
             self._transport.wake()
+        return submission.future
 
     def wait(self, futures: list[Future[None]]) -> None:
         """Wait until all futures are done, and raise the first error."""
         deadline = monotonic() + self.timeout * max(1, len(futures)) + ENGINE_REPLY_GRACE_SECONDS
         for future in futures:
-            while not self._is_done(future, deadline):
+            while True:
+                with suppress(TimeoutError):
+                    future.result(max(0.0, deadline - monotonic()))
+                    break
                 later = self._advanced + self.timeout + ENGINE_REPLY_GRACE_SECONDS
                 if later <= deadline:
                     raise TransportError(
@@ -140,13 +133,6 @@ class Engine:
                     )
                 deadline = later  # a chain's next round began
 
-    def _is_done(self, future: Future[None], deadline: float) -> bool:
-        try:
-            future.result(max(0.0, deadline - monotonic()))
-        except TimeoutError:
-            return False
-        return True
-
     def run(self, work: Sequence[Task | ChainTasks]) -> None:
         self.wait([self.submit(task) for task in work])
 
@@ -154,10 +140,8 @@ class Engine:
         """Continue with these members after an interruption. No chain may be in flight."""
         if self._broken is None:
             self._broken = Interrupted(f"membership epoch {membership_epoch.number} begins")
-        marker: Future[None] = Future()
-        self._put(_Submission(iter(()), marker, monotonic(), None))  # fails when its turn comes
         with suppress(ThalwegError, TimeoutError):
-            marker.result(ENGINE_REPLY_GRACE_SECONDS)
+            self.submit(iter(())).result(ENGINE_REPLY_GRACE_SECONDS)  # fails when its turn comes
         self._transport.enter_epoch(membership_epoch.number, membership_epoch.members)
         self._abort_flag = abort_flag
         self._broken = None
@@ -166,7 +150,8 @@ class Engine:
         if self._closed:
             return
         self._closed = True
-        self._put(None)
+        self._submitted.put(None)
+        self._transport.wake()
         self._thread.join(self.timeout if self._broken is None else ENGINE_REPLY_GRACE_SECONDS)
         self._transport.close()  # ends the thread if it still waits
         self._thread.join(ENGINE_REPLY_GRACE_SECONDS)
@@ -206,9 +191,9 @@ class Engine:
         if self._submitted.empty():
             self._transport.idle(self._poll_seconds)
         self._idles = False
-        if self._membership is None or self._broken is not None or self._closed:
+        if self._broken is not None or self._closed or not self._submitted.empty():
             return
-        if self._membership.heeds_losses():
+        if self._membership is not None and self._membership.heeds_losses():
             self._transport.check_sends()  # others may wait for messages of this rank that are lost
 
     def _begin_chains(self) -> None:
@@ -219,8 +204,7 @@ class Engine:
             chain = self._waiting[0]
             others = (*self._running, *self._done)
             if chain.alone is not None and any(
-                np.may_share_memory(chain.alone.vector, other.execution.task.vector)
-                for other in others
+                np.may_share_memory(chain.alone.vector, other.task.vector) for other in others
             ):
                 return  # it would change a vector that the other chain still sends
             self._chains.append(chain)
@@ -247,52 +231,55 @@ class Engine:
         self._advanced = monotonic()
         for task in tasks:
             execution = Execution(task, self._transport, monotonic() + self.timeout)
-            self._running.append(_Running(chain, monotonic(), execution))
+            self._running[execution] = chain
 
     def _progress(self) -> None:
         """Start every move that is ready, then receive one message."""
-        over = [running for running in self._running if running.execution.start_ready()]
-        for running in over:
-            self._end(running)
+        over = [execution for execution in self._running if execution.start_ready()]
+        for execution in over:
+            self._end(execution)
         if over:
             return  # a chain's next rounds begin before the thread waits for a message
         if self._running:
             self._receive()
         while self._done and not (self._running and len(self._done) <= MAX_CHAINS_IN_FLIGHT):
-            first = self._done[0]
-            first.execution.wait_for_sendings()
-            self._done.popleft()
-            first.of.future.set_result(None)
+            first = next(iter(self._done))
+            first.wait_for_sendings()
+            self._done.pop(first).future.set_result(None)
 
-    def _end(self, over: _Running) -> None:
-        was_first = over is self._running[0]
-        self._running.remove(over)
+    def _end(self, execution: Execution) -> None:
+        was_first = execution is self._first
+        chain = self._running.pop(execution)
         if was_first and self._running:
-            self._running[0].execution.deadline = monotonic() + self.timeout
-        task, execution = over.execution.task, over.execution
+            self._first.deadline = monotonic() + self.timeout
         self.arrivals.add(
             Arrival(
-                step=task.step,
-                bucket=task.bucket,
-                ready=over.of.ready,
-                started=over.started,
+                step=execution.task.step,
+                bucket=execution.task.bucket,
+                ready=chain.ready,
+                started=execution.started,
                 ended=monotonic(),
                 peers=execution.came,
                 leading=execution.leading,
             )
         )
-        if over.of.alone is not None:
-            self._chains.remove(over.of)
-            self._done.append(over)
+        if chain.alone is not None:
+            self._chains.remove(chain)
+            self._done[execution] = chain
             return
         execution.wait_for_sendings()  # the chain may change these arrays next
-        over.of.left -= 1
-        if not over.of.left:
-            self._advance(over.of)
+        chain.left -= 1
+        if not chain.left:
+            self._advance(chain)
+
+    @property
+    def _first(self) -> Execution:
+        """The running execution that began first."""
+        return next(iter(self._running))
 
     def _receive(self) -> None:
-        first = self._running[0].execution
-        awaited = ChainMap(*(running.execution.awaited for running in self._running))
+        first = self._first
+        awaited = ChainMap(*(execution.awaited for execution in self._running))
         try:
             address, array = self._transport.receive_any(
                 awaited, monotonic() + self._poll_seconds, self._landing
@@ -305,16 +292,16 @@ class Engine:
             address, array = self._transport.receive_any(
                 first.awaited.keys(), monotonic(), self._landing
             )
-        for running in self._running:
-            if address in running.execution.awaited:
-                running.execution.arrive(address, array)
+        for execution in self._running:
+            if address in execution.awaited:
+                execution.arrive(address, array)
                 return
 
     def _landing(self, address: Address, nbytes: int) -> Landing | None:
         """The buffer into which the awaiting round wants this message."""
-        for running in self._running:
-            if address in running.execution.awaited:
-                return running.execution.landing(address, nbytes)
+        for execution in self._running:
+            if address in execution.awaited:
+                return execution.landing(address, nbytes)
         return None
 
     def _fail(self, error: BaseException) -> None:
@@ -348,7 +335,7 @@ class Engine:
         self._transport.use_store(store)
 
     def _abort(self, error: BaseException) -> None:
-        chains = [*(over.of for over in self._done), *self._chains, *self._waiting]
+        chains = [*self._done.values(), *self._chains, *self._waiting]
         for left in (self._done, self._chains, self._running, self._waiting):
             left.clear()
         for chain in chains:
@@ -357,9 +344,8 @@ class Engine:
     def _check_others(self) -> None:
         """Check for an abort, a pending rendezvous, and for peers that have been late too long."""
         if self._membership is not None:
-            first = self._running[0]
-            peers = tuple(sorted({address.peer for address in first.execution.awaited}))
-            self._membership.wait(monotonic() - first.started, peers)
+            peers = tuple(sorted({address.peer for address in self._first.awaited}))
+            self._membership.wait(monotonic() - self._first.started, peers)
         if monotonic() - self._polled >= ENGINE_ABORT_POLL_SECONDS:
             self._polled = monotonic()
             abort = self._abort_flag.poll()

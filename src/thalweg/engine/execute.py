@@ -25,7 +25,7 @@ import numpy as np
 
 from thalweg.engine.arithmetic import NUMPY, Arithmetic
 from thalweg.errors import ScheduleError, TransportError
-from thalweg.schedules import Move, MoveKind, Order, Progress, Schedule, order
+from thalweg.schedules import Move, MoveKind, Order, Schedule, order
 from thalweg.transports import SENT, Address, Array, Label, Landing, Sending, Transport
 
 READY_SIGNAL_SPAN, THERE_SIGNAL_SPAN = 0, 1  # empty spans label the signals of the handshake
@@ -99,12 +99,12 @@ def _leading(schedule: Schedule, peer: int, rank: int) -> int:
 
 def flat(schedule: Schedule, vector: Array) -> View:
     """A view of contiguous chunks in one vector, as in every all-reduce."""
-    if len(vector) != schedule.elements:
+    offsets = schedule.offsets
+    if len(vector) != offsets[-1]:
         raise TransportError(
-            f"{schedule.name} is for {schedule.elements} elements, and there are {len(vector)}",
+            f"{schedule.name} is for {offsets[-1]} elements, and there are {len(vector)}",
             "build it for this tensor",
         )
-    offsets = schedule.offsets
     return lambda start, stop: vector[offsets[start] : offsets[stop]]
 
 
@@ -115,10 +115,13 @@ class Execution:
         self.task = task
         self.transport = transport
         self.deadline = deadline
+        self.started = monotonic()
+        self.round = task.step, task.round_number  # in the labels of its messages
         self.view = task.view or flat(task.program.schedule, task.vector)
         self.order = task.program.order
-        self.progress = Progress(self.order)
-        self.ready = self.progress.ready  # a heap: earlier moves have priority
+        self.waits = list(self.order.waits)
+        # The moves that may start, as a heap: earlier ones have priority.
+        self.ready = [index for index, waits in enumerate(self.waits) if not waits]
         self.awaited: dict[Address, deque[int]] = {}
         self.leaving: dict[int, list[Sending]] = {}  # sends that must end before a move writes
         self.sendings: list[Sending] = []
@@ -142,14 +145,11 @@ class Execution:
             self._signal(peer, READY_SIGNAL_SPAN)
         for peer in self._waiting_sends:
             for signal in (READY_SIGNAL_SPAN, THERE_SIGNAL_SPAN):
-                self.awaited[Address(peer, self._signal_label(signal))] = deque([-1])
+                self.awaited[Address(peer, Label(*self.round, signal, signal))] = deque([-1])
 
     def _signal(self, peer: int, signal: int) -> None:
-        label = self._signal_label(signal)
+        label = Label(*self.round, signal, signal)
         self.sendings.append(self.transport.send(peer, label, SIGNAL_PAYLOAD, self.deadline))
-
-    def _signal_label(self, signal: int) -> Label:
-        return Label(self.task.step, self.task.round_number, signal, signal)
 
     def _note(self, peer: int, nbytes: int) -> None:
         """Count a message that has arrived, and acknowledge the peer's last one."""
@@ -167,7 +167,18 @@ class Execution:
     def start_ready(self) -> bool:
         """Start every move whose dependencies are done; True if all moves are done."""
         while self.ready:
-            self._start(heappop(self.ready))
+            index = heappop(self.ready)
+            move = self.order.moves[index]
+            if move.kind is MoveKind.SEND:
+                if move.peer in self._waiting_sends:
+                    self._waiting_sends[move.peer].append(index)
+                else:
+                    self._send(index, move)
+            elif move.quorum is not None or move.kind is MoveKind.ANSWER:
+                raise ScheduleError(f"{move} has a quorum", "run it with a Node and a Relay")
+            else:
+                address = Address(move.peer, Label(*self.round, move.start, move.stop))
+                self.awaited.setdefault(address, deque()).append(index)
         return not self.awaited
 
     def wait_for_sendings(self) -> None:
@@ -175,22 +186,9 @@ class Execution:
         for sending in self.sendings:
             sending.wait(self.deadline)
 
-    def _start(self, index: int) -> None:
-        move = self.order.moves[index]
-        if move.kind is MoveKind.SEND:
-            if move.peer in self._waiting_sends:
-                self._waiting_sends[move.peer].append(index)
-            else:
-                self._send(index, move)
-        elif move.quorum is not None or move.kind is MoveKind.ANSWER:
-            raise ScheduleError(f"{move} has a quorum", "run it with a Node and a Relay")
-        else:
-            address = Address(move.peer, self._label(move))
-            self.awaited.setdefault(address, deque()).append(index)
-
     def _send(self, index: int, move: Move) -> None:
-        array = self.view(move.start, move.stop)
-        sending = self.transport.send(move.peer, self._label(move), array, self.deadline)
+        label, array = Label(*self.round, move.start, move.stop), self.view(move.start, move.stop)
+        sending = self.transport.send(move.peer, label, array, self.deadline)
         if sending is not SENT:
             self.sendings.append(sending)
             for later in self.order.frees[index]:
@@ -269,9 +267,8 @@ class Execution:
         self._landings[address] = landing
         return landing
 
-    def _label(self, move: Move) -> Label:
-        return Label(self.task.step, self.task.round_number, move.start, move.stop)
-
     def _done(self, index: int) -> None:
-        for later in self.progress.done(index):
-            heappush(self.ready, later)
+        for later in self.order.frees[index]:
+            self.waits[later] -= 1
+            if not self.waits[later]:
+                heappush(self.ready, later)

@@ -59,11 +59,7 @@ class LabLinks:
 
     def degrade(self, links: Iterable[Link], rate: Rate) -> None:
         Shape(rate=rate)  # raises if the rate is out of range
-
-        def set_rate(state: LabChanges, link: Link) -> None:
-            state.rates[str(link)] = str(rate)
-
-        self._change(links, set_rate)
+        self._change(links, lambda state, link: state.rates.update({str(link): str(rate)}))
 
     def restore(self, links: Iterable[Link]) -> None:
         """Restore the declared state of links, and end the competing flows in them."""

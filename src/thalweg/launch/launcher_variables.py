@@ -79,7 +79,12 @@ def read_rank_assignment(environment: Mapping[str, str]) -> RankAssignment:
         return _torchrun(variables)
     assignment = _mpi(variables, "openmpi") or _slurm(variables) or _mpi(variables, "mpich")
     if assignment is not None:
-        _check_agreement(assignment, variables)
+        for name, value in (("RANK", assignment.rank), ("WORLD_SIZE", assignment.size)):
+            if name in variables and _whole_number(variables, name) != value:
+                raise LaunchError(
+                    f"{name} is {variables[name]}, but {assignment.launcher} says {value}",
+                    f"unset {name}",
+                )
         return assignment
     for present, absent in (("RANK", "WORLD_SIZE"), ("WORLD_SIZE", "RANK")):
         if present in variables:
@@ -231,16 +236,6 @@ def _whole_number(variables: Mapping[str, str], name: str) -> int:
             f"{name} is {text!r}, not a whole number", "unset it, or let a launcher set it"
         )
     return int(text)
-
-
-def _check_agreement(assignment: RankAssignment, variables: Mapping[str, str]) -> None:
-    """LaunchError if the script of a SLURM or MPI job exported a contradicting torch variable."""
-    for name, value in (("RANK", assignment.rank), ("WORLD_SIZE", assignment.size)):
-        if name in variables and _whole_number(variables, name) != value:
-            raise LaunchError(
-                f"{name} is {variables[name]}, but {assignment.launcher} says {value}",
-                f"unset {name}",
-            )
 
 
 def _connected(assignment: RankAssignment, address: str, port: int, timeout: float) -> Store:

@@ -17,9 +17,6 @@ SECRET_VARIABLE = "THALWEG_SECRET"
 SECRET_FILE_VARIABLE = "THALWEG_SECRET_FILE"
 MIN_SECRET_CHARACTERS = 16
 MAX_SECRET_FILE_BYTES = 4096
-_SHORT_SECRET_REMEDY = (
-    f"use at least {MIN_SECRET_CHARACTERS} random characters: openssl rand -hex 32"
-)
 
 
 def find_secret(environment: Mapping[str, str]) -> bytes | None:
@@ -40,7 +37,10 @@ def new_secret() -> str:
 
 def _long_enough(secret: bytes, whose: str) -> bytes:
     if len(secret.strip()) < MIN_SECRET_CHARACTERS:
-        raise LaunchError(f"{whose} has {len(secret.strip())} characters", _SHORT_SECRET_REMEDY)
+        raise LaunchError(
+            f"{whose} has {len(secret.strip())} characters",
+            f"use at least {MIN_SECRET_CHARACTERS} random characters: openssl rand -hex 32",
+        )
     return secret.strip()
 
 

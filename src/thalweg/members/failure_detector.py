@@ -119,10 +119,10 @@ class FailureDetector:
                 self._forgotten[rank] = now - peer.arrived
             self._broken.discard(rank)
 
-    def note_broken_connection(self, rank: int) -> None:
-        """Shorten the silence timeout of this rank: a connection to it broke."""
+    def note_broken_connections(self, *ranks: int) -> None:
+        """Shorten the silence timeout of these ranks: connections to them broke."""
         with self._lock:
-            self._broken.add(rank)
+            self._broken.update(ranks)
 
     def failure_reason(self, rank: int, period: float, now: float) -> str | None:
         """Why this rank is suspected to have failed; None if its heartbeats arrive."""

@@ -105,10 +105,10 @@ class Membership:
             self.heartbeat.checks_for_end = False
 
     def raise_if_rendezvous(self) -> None:
-        self._raise_if_undetecting()
         if self.heartbeat.has_ended:
             self._store_client.call(self._raise_if_ended)
         if self.rendezvous_pending:
+            self._raise_if_undetecting()
             number = self.membership_epoch.number
             raise Interrupted(f"membership epoch {number} ended; rendezvous in progress")
 
@@ -160,8 +160,7 @@ class Membership:
 
     def note_broken_connections(self, *ranks: int) -> None:
         """Record that connections to these ranks broke."""
-        for rank in ranks:
-            self.heartbeat.detector.note_broken_connection(rank)
+        self.heartbeat.detector.note_broken_connections(*ranks)
 
     # The rendezvous
 

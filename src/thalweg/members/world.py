@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -20,7 +20,7 @@ import psutil
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from thalweg.errors import LaunchError, RunError
+from thalweg.errors import LaunchError, RunError, ThalwegError
 from thalweg.launch.launcher_variables import RankAssignment, open_store, read_rank_assignment
 from thalweg.launch.secret import SECRET_FILE_VARIABLE, SECRET_VARIABLE, find_secret
 from thalweg.launch.worker_process import RESTARTS_VARIABLE
@@ -197,6 +197,21 @@ class World:
             sleep(pause)
             pause = min(2 * pause, MAX_STORE_POLL_SECONDS)
         return self.store_client.call(lambda store: store.get(key))
+
+    def read(self, key: str, abort_flag: AbortFlag, late: ThalwegError) -> bytes:
+        """The value that another rank puts at `key`; raises `late` after this world's timeout, and
+        the errors of `wait_for`."""
+        value = self.wait_for(key, self.timeout, abort_flag)
+        if value is None:
+            raise late
+        return value
+
+    def read_all(
+        self, key: str, abort_flag: AbortFlag, late: Callable[[int], ThalwegError]
+    ) -> dict[int, bytes]:
+        """The values that all members put at this key and their rank, by rank; raises `late` of the
+        first rank that hasn't put one after this world's timeout."""
+        return {r: self.read(f"{key}/{r}", abort_flag, late(r)) for r in self.members}
 
     def put(self, key: str, value: str) -> None:
         self.store_client.call(lambda store: store.set(key, value))

@@ -19,7 +19,7 @@ from contextlib import suppress
 from time import monotonic, sleep, time
 from typing import Any
 
-from thalweg.observe import ClockSample
+from thalweg.observe.records import ClockSample
 
 CLOCK_PING_COUNT = 8
 CLOCK_SYNC_PERIOD_SECONDS = 60.0  # between two measurements

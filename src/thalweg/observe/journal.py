@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TextIO
 
 from thalweg.errors import UsageError
-from thalweg.facts import Size
+from thalweg.facts import Size, grouped
 from thalweg.observe.records import ClockSample, Record, RunHeader, parsed, written
 
 MAX_JOURNAL_SIZE = Size.parse("64MB")  # a rank's, in all
@@ -103,12 +103,13 @@ class Journal:
 def read_records(folder: Path) -> Mapping[int, list[Record]]:
     """The records in the folder by rank, oldest first. Lines that the end of a process truncated,
     or that a newer version wrote, are skipped."""
-    files: dict[int, list[Path]] = {}
     remedy = "name the folder that was given as records= or --records"
     try:
-        for path in folder.iterdir():
-            if (match := JOURNAL_NAME_PATTERN.fullmatch(path.name)) is not None:
-                files.setdefault(int(match[1]), []).append(path)
+        files = grouped(
+            (int(match[1]), path)
+            for path in folder.iterdir()
+            if (match := JOURNAL_NAME_PATTERN.fullmatch(path.name)) is not None
+        )
     except OSError as reason:
         raise UsageError(f"no records can be read in {folder}: {reason.strerror}", remedy) from None
     if not files:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -25,26 +25,26 @@ from typing import Any
 
 from thalweg.engine.arrivals import Arrivals
 from thalweg.errors import ranks_text
-from thalweg.facts import Cluster
+from thalweg.facts import Cluster, grouped
 from thalweg.members.activity import Activity, HangDetector, key_of
 from thalweg.members.world import World
-from thalweg.observe import (
+from thalweg.observe.clock_sync import SyncedClock
+from thalweg.observe.journal import Journal
+from thalweg.observe.peer_addresses import PeerAddresses, own_addresses
+from thalweg.observe.records import (
     BucketRecord,
     EncodeRecord,
     EventRecord,
     FlowRecord,
+    Record,
     RunHeader,
     StepRecord,
     StepReport,
-    StepTotals,
-    Straggler,
-    StragglerDetector,
+    rounded,
 )
-from thalweg.observe.clock_sync import SyncedClock
-from thalweg.observe.journal import Journal
-from thalweg.observe.peer_addresses import PeerAddresses, own_addresses
-from thalweg.observe.records import Record, rounded
-from thalweg.observe.straggler import log_line
+from thalweg.observe.step_totals import StepTotals
+from thalweg.observe.straggler import Straggler, log_line
+from thalweg.observe.straggler_detector import StragglerDetector
 from thalweg.transports.tcp_info import Connections, ConnectionTraffic
 
 MONITOR_PERIOD_SECONDS = 0.5  # between two looks of this thread, with few ranks
@@ -200,18 +200,19 @@ class Monitor:
         if not self._finished:
             return
         first, arrivals = min(step.step for step, _ in self._finished), self._arrivals()
-        rounds: defaultdict[int, list[BucketRecord]] = defaultdict(list)
-        for a in reversed(arrivals.since(first)):
-            came = BucketRecord(a.bucket, a.ready, a.started, a.ended, a.peers)
-            rounds[a.step].append(came)
-        encodings: defaultdict[int, list[EncodeRecord]] = defaultdict(list)
-        for e in reversed(arrivals.encoded_since(first)):
-            encodings[e.step].append(EncodeRecord(e.bucket, e.began, e.ended))
+        rounds = grouped(
+            (a.step, BucketRecord(a.bucket, a.ready, a.started, a.ended, a.peers))
+            for a in reversed(arrivals.since(first))
+        )
+        encodings = grouped(
+            (e.step, EncodeRecord(e.bucket, e.began, e.ended))
+            for e in reversed(arrivals.encoded_since(first))
+        )
         for finished, sent in self._finished:
             step = replace(
                 finished,
-                rounds=tuple(r for r in rounds[finished.step] if r.ended > finished.begin),
-                encodings=tuple(encodings[finished.step]),
+                rounds=tuple(r for r in rounds.get(finished.step, ()) if r.ended > finished.begin),
+                encodings=tuple(encodings.get(finished.step, ())),
                 flows=self._flows(sent),
                 store=self._to_store,
             )
@@ -222,10 +223,11 @@ class Monitor:
 
     def _flows(self, sent: Sequence[ConnectionTraffic]) -> tuple[FlowRecord, ...]:
         """The traffic to each other host, by the first rank there."""
-        flows: defaultdict[int, list[ConnectionTraffic]] = defaultdict(list)
-        for connection in sent:
-            if (peer := self._peer_addresses.rank_at(connection.address)) is not None:
-                flows[peer].append(connection)
+        flows = grouped(
+            (peer, connection)
+            for connection in sent
+            if (peer := self._peer_addresses.rank_at(connection.address)) is not None
+        )
         return tuple(
             FlowRecord(peer, sum(s.nbytes for s in some), max(s.busy for s in some))
             for peer, some in flows.items()
@@ -286,7 +288,7 @@ class Monitor:
         if stragglers or before:
             answer = {
                 "step": self._straggler_detector.newest,
-                "late": [straggler.entries() for straggler in stragglers],
+                "late": [asdict(straggler) for straggler in stragglers],
             }
             store.set(STRAGGLERS_KEY, json.dumps(answer))
         for hang in self._hang_detector.find_hung(reports):

@@ -48,7 +48,7 @@ from itertools import pairwise, takewhile
 from statistics import fmean, median
 from typing import NamedTuple
 
-from thalweg.facts import Cluster, Link, about
+from thalweg.facts import Cluster, Link, about, grouped
 from thalweg.observe.records import FlowRecord
 from thalweg.observe.straggler import Straggler, StragglerKind
 
@@ -163,10 +163,9 @@ class SlowLinkDetector:
             for source, flow in flows
             if flow.nbytes >= MIN_FLOW_SAMPLE_BYTES and flow.busy >= MIN_FLOW_SAMPLE_SECONDS
         ]
-        flows_through: dict[Link, list[int]] = defaultdict(list)  # their indices in `large`
-        for index, (_, _, path) in enumerate(large):
-            for link in path:
-                flows_through[link].append(index)
+        flows_through = grouped(  # their indices in `large`
+            (link, index) for index, (_, _, path) in enumerate(large) for link in path
+        )
         rates = {link: _rate([large[i][1] for i in used]) for link, used in flows_through.items()}
 
         def fraction(

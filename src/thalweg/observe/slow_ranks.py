@@ -18,8 +18,7 @@ from itertools import groupby
 from math import sqrt
 from statistics import fmean, median, median_low
 
-from thalweg.facts import Cluster, about
-from thalweg.facts.units import MAD_TO_DEVIATION
+from thalweg.facts import MAD_TO_DEVIATION, Cluster, about
 from thalweg.observe.records import StepReport
 from thalweg.observe.straggler import Straggler, StragglerKind
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Self
 
@@ -40,9 +40,6 @@ class Straggler:
         often = "" if self.steps > 0.95 else f", at {100 * self.steps:.0f} % of the steps"
         cost = f"{about(self.seconds, 's')} per step ({100 * self.share:.0f} %)"
         return f"{self.why} since step {self.since}{often}; costs {cost}"
-
-    def entries(self) -> dict[str, Any]:
-        return asdict(self)
 
     @classmethod
     def of(cls, entries: Mapping[str, Any]) -> Self:

@@ -17,7 +17,6 @@ clock was set, and the earlier holds until the later.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -25,7 +24,7 @@ from statistics import median
 from typing import NamedTuple, Self
 
 from thalweg.errors import ranks_text
-from thalweg.facts import Cluster, Host, Rack
+from thalweg.facts import Cluster, Host, Rack, grouped
 from thalweg.facts.cluster import assumptions
 from thalweg.observe.records import (
     BucketRecord,
@@ -276,10 +275,7 @@ def _align(lives: Sequence[_ProcessLife]) -> None:
         longest = max(lives, key=lambda life: len(life.steps))
         longest.clock, longest.aligned = ClockOffsets.shifted(0.0), Aligned.STEPS
         known.append(longest)
-    ends: defaultdict[int, list[float]] = defaultdict(list)
-    for life in known:
-        for step in life.steps:
-            ends[step.step].append(life.clock(step.end))
+    ends = grouped((step.step, life.clock(step.end)) for life in known for step in life.steps)
     begin = min((life.clock(life.steps[0].begin) for life in known if life.steps), default=0.0)
     for life in lives:
         if life in known:

@@ -1,10 +1,10 @@
 """Step time predictions without a run, and the choice of a plan."""
 
+from thalweg.facts.situation import suppose
 from thalweg.predict.advisor import advise
-from thalweg.predict.closed_form.exchange import synchronisation_seconds
+from thalweg.predict.closed_form import synchronisation_seconds
 from thalweg.predict.estimate import Advice, Breakdown, Estimate, Outcome, RankedPlan
 from thalweg.predict.predictor import predict
-from thalweg.predict.what_if import suppose
 from thalweg.schedules.closed_form import Cost, Symbols
 
 __all__ = [

@@ -1,38 +1,51 @@
 """`advise()`: the ranking of all sound plans of the allowed classes by their predicted time.
 
-The step time is predicted; the extra steps of a lossy or eventual plan were measured
-(`extra_steps.py`), and plans are ranked by the product. Plans with unknown extra steps come last.
-The best gradient plans are also tried with smaller buckets, which overlap more with backward and
-cost more messages. On more than a few workers only the best plans by their closed forms are
-simulated; `Estimate.form` says which.
+The step time is predicted; the extra steps of a lossy or eventual plan were measured, and plans are
+ranked by the product. Plans with unknown extra steps come last. The best gradient plans are also
+tried with smaller buckets, which overlap more with backward and cost more messages. On more than a
+few workers only the best plans by their closed forms are simulated; `Estimate.form` says which.
+
+*Extra steps* for the same loss as an exact plan depend on the optimizer. `extra_steps.toml` has the
+measurements of `scripts/measure-extra-steps`; for other plans and optimizers nothing is assumed. A
+compressor's value was measured on a ring and holds for every topology; other plans are looked up as
+written. A small fraction was the same at every target loss; a large one grew with the target, so
+its value in a long run is unknown.
 """
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
+from importlib.resources import files
 from itertools import pairwise
 from math import exp, log
+from typing import Any
 
 from thalweg.catalog import default_catalog
-from thalweg.declarations import Promise
-from thalweg.errors import PlanError
-from thalweg.facts import Situation, about
-from thalweg.plan import Plan
+from thalweg.declarations import Promise, listed, nearest
+from thalweg.errors import PlanError, UsageError
+from thalweg.facts import Situation, about, scaled, slowest_nic
+from thalweg.plan import Cadence, Plan
 from thalweg.predict.candidates import (
     as_strong_as,
     candidates,
     with_smaller_buckets,
 )
 from thalweg.predict.estimate import Advice, Crossover, Estimate, RankedPlan, Sweep
-from thalweg.predict.extra_steps import ASSUMED_OPTIMIZER, ExtraSteps
 from thalweg.predict.predictor import predict
-from thalweg.predict.what_if import scaled, slowest_nic
 from thalweg.presets import BASELINE_PLAN
 from thalweg.schedules import Group
 
+# adam and adamw differ in weight decay only.
+MEASURED_OPTIMIZERS = {"sgd": "sgd", "adam": "adamw", "adamw": "adamw"}
+UNMEASURED_OPTIMIZERS = (
+    *("adafactor", "adagrad", "lamb", "lars", "lion", "muon", "nadam", "radam", "rmsprop"),
+)
+MAX_TRUSTED_EXTRA_FRACTION = 0.25  # a larger fraction isn't reliable in a long run
+ASSUMED_OPTIMIZER = "adamw"  # trains most models, and needs more extra steps
 REBUCKETED_PLAN_COUNT = 4  # best plans that are tried with smaller buckets
 MAX_WORKERS_ALL_SIMULATED = 8  # workers up to which every plan is simulated
 SIMULATED_PLAN_COUNT = 10  # plans simulated on more workers, the best by their closed forms
@@ -40,6 +53,56 @@ MIN_ADVISED_SPEEDUP = 1.05  # below this speed-up, DDP is advised
 SWEPT_PLAN_COUNT = 5  # plans whose time is drawn over the links' rate
 SWEPT_RATE_FACTORS = tuple(2.0**power for power in range(-4, 6))
 Progress = Callable[[int, int], None]
+
+
+def optimizer_named(text: str) -> str:
+    """The optimizer's name as in the tables; UsageError if it is unknown."""
+    name, known = text.strip().lower(), (*MEASURED_OPTIMIZERS, *UNMEASURED_OPTIMIZERS)
+    if name not in known:
+        raise UsageError(
+            f"there is no optimizer {text!r}", f"there are {listed(known)}" + nearest(name, known)
+        )
+    return name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtraSteps:
+    """The extra steps under one optimizer, or the fraction `given` for a class of plans."""
+
+    optimizer: str
+    given: Mapping[Promise, float] = field(default_factory=dict)
+
+    def of(self, plan: Plan, promise: Promise) -> float | None:
+        """The extra steps as a fraction of an exact plan's steps; None if not measured."""
+        if promise in self.given or promise is Promise.EXACT:
+            return self.given.get(promise, 0.0)
+        text = str(replace(plan.text, settings=()))
+        if not plan.averages_parameters and plan.redundancy is None and plan.cadence == Cadence():
+            text = f"ring+{plan.text.compressor}"
+        median, *_ = self._table.get(text, (None,))
+        return None if median is None else max(0.0, round(median, 2))
+
+    def is_reliable(self, promise: Promise, share: float | None) -> bool:
+        """True if that fraction holds in a long run too, as given ones do."""
+        return share is not None and (promise in self.given or share <= MAX_TRUSTED_EXTRA_FRACTION)
+
+    @property
+    def source(self) -> str:
+        """The source of the measurements in words; empty if this optimizer has none."""
+        if not self._table:
+            return ""
+        name = MEASURED_OPTIMIZERS[self.optimizer]
+        return f"extra steps as measured with {name} on {self._table['job']}"
+
+    @property
+    def _table(self) -> Mapping[str, Any]:
+        return _tables().get(MEASURED_OPTIMIZERS.get(self.optimizer, ""), {})
+
+
+@cache
+def _tables() -> Mapping[str, Mapping[str, Any]]:
+    table = files("thalweg.predict").joinpath("extra_steps.toml")
+    return tomllib.loads(table.read_text(encoding="utf-8"))
 
 
 def advise(

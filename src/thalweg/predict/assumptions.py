@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 from thalweg.errors import ClusterError, PlanError, WorkloadError
 from thalweg.facts import CodecCost, Costs, Duration, FittedValue, Machine, Workload, model_named
-from thalweg.predict.closed_form.ddp_step import AlphaBetaNetwork
+from thalweg.predict.ddp_step import AlphaBetaNetwork
 
 RESNET50_ELEMENTS = 25_557_032
 ASSUMED_SPREAD_FRACTION = 0.3  # of an assumed value

@@ -22,11 +22,9 @@ from itertools import count
 from math import inf, isclose
 from typing import NamedTuple
 
-from thalweg.facts import Cluster, Link
-from thalweg.facts.machine import TransportCosts
-from thalweg.predict.compiled_schedule import CompiledRank, compiled_ranks
+from thalweg.facts import Cluster, Link, TransportCosts
 from thalweg.predict.fairness import FluidFlow, SharedResource, fair_rates, neighbours
-from thalweg.predict.schedule_run import ScheduleRun
+from thalweg.predict.schedule_run import CompiledRank, ScheduleRun, compiled_ranks
 from thalweg.schedules import Schedule
 
 FREE_TRANSPORT_COSTS = TransportCosts()  # messages cost nothing but latency and bandwidth

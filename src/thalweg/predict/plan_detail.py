@@ -12,7 +12,7 @@ from thalweg.declarations import listed
 from thalweg.errors import PlanError
 from thalweg.facts import Link, Situation, Size
 from thalweg.plan import Plan
-from thalweg.predict.closed_form.exchange import synchronisation_seconds
+from thalweg.predict.closed_form import synchronisation_seconds
 from thalweg.predict.estimate import Estimate
 from thalweg.predict.flow_simulator import simulate
 from thalweg.predict.predictor import MAX_SIMULATED_STEPS, PredictionInput
@@ -67,8 +67,7 @@ def plan_detail(plan: Plan | str, situation: Situation) -> PlanDetail:
     if given.group.size == 1 or given.is_large or no_rounds:
         return PlanDetail(estimate=estimate, form=form)
     if is_relayed(given.plan):
-        allocation = allocation_of(given.plan, given.group)
-        shares = loads(allocation, given.group.ranks)
+        shares = loads(allocation_of(given.plan, given.group), given.group.ranks)
     chains = given.chains()
     rank, passages = _slowest(given.simulated(chains, shares))
     return PlanDetail(
@@ -129,8 +128,7 @@ def _alone(given: PredictionInput) -> IsolatedExchange | None:
     workload = replace(given.workload, tensors=tuple(reversed(bucket.tensors)))
     limit = Size(workload.nbytes + 1)
     plan = replace(given.plan, settings=replace(given.plan.settings, bucket=limit))
-    step = given.plan.cadence.every - 1
-    compiled = compile_step(plan, given.group, workload, step)
+    compiled = compile_step(plan, given.group, workload, given.plan.cadence.every - 1)
     if not compiled.chains:
         return None
     seconds, names = 0.0, list[str]()

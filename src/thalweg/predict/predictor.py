@@ -22,12 +22,13 @@ from thalweg.errors import PlanError
 from thalweg.facts import Duration, Situation, StragglerDelay, TransportCosts
 from thalweg.plan import Plan
 from thalweg.predict import straggler_recurrence as stragglers
-from thalweg.predict.closed_form.step import closed_form_breakdown
-from thalweg.predict.compiled_step import StepChains, codec_cost
+from thalweg.predict.closed_form import closed_form_breakdown
 from thalweg.predict.estimate import Breakdown, Estimate
 from thalweg.predict.step_simulator import (
     SIMULATED_WARMUP_STEPS,
     RankTimes,
+    StepChains,
+    codec_cost,
     mean_step_seconds,
     simulate_steps,
 )

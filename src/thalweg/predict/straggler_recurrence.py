@@ -70,8 +70,7 @@ def draw(
         enough = SAMPLED_STRAGGLER_STEPS / max(1e-9, float(probability.sum()))
         steps = round(min(MAX_SAMPLED_STEPS, max(MIN_SAMPLED_STEPS, enough)))
     chances = np.random.default_rng(seed).random((steps, len(ranks)))
-    delays = np.array([delay.delay.seconds for delay in late])
-    return np.where(chances < probability, delays, 0.0)
+    return np.where(chances < probability, np.array([delay.delay.seconds for delay in late]), 0.0)
 
 
 def group_step_seconds(

@@ -35,16 +35,16 @@ from thalweg.launch.launcher_variables import ONE_RACK_ASSUMPTION
 from thalweg.members.abort import AbortFlag
 from thalweg.members.world import World
 from thalweg.plan import Choice, Settings
-from thalweg.predict.calibration_trials import (
+from thalweg.predict.fitting import (
     MAX_SMALL_TRIAL_BYTES,
     TRIAL_ITEM_BYTES,
     NetworkTrial,
+    fit,
     in_buckets,
     min_trial_seconds,
     schedules,
     wanted_trials,
 )
-from thalweg.predict.fitting import fit
 from thalweg.probing.codec_costs import measure_codecs
 from thalweg.probing.coordinator import (
     PROBE_LEADER_RANK,
@@ -119,13 +119,11 @@ def calibrate(
     situation = Situation(cluster=surveyed, workload=workload, declared=declared)
     if world.rank == PROBE_LEADER_RANK:  # so that all ranks have the same, to the last bit
         namespace.put(FITTED_KEY, json.dumps(_fitted(situation, trials, costs)))
-    text = namespace.wait_for(FITTED_KEY, namespace.timeout, abort_flag)
-    if text is None:
-        waited = f"within {namespace.timeout:g} s"
-        raise RunError(
-            f"rank {PROBE_LEADER_RANK} hasn't fitted the measurements {waited}", "allow more time"
-        )
-    found = json.loads(text)
+    waited = f"within {namespace.timeout:g} s"
+    late = RunError(
+        f"rank {PROBE_LEADER_RANK} hasn't fitted the measurements {waited}", "allow more time"
+    )
+    found = json.loads(namespace.read(FITTED_KEY, abort_flag, late))
     if "problem" in found:
         raise NotFitted(found["problem"], "measure again, when less else runs there")
     cluster, machine = parse_cluster(found["cluster"]), parse_machine(found["machine"])

@@ -27,8 +27,7 @@ from numpy.typing import NDArray
 from thalweg.catalog import default_catalog
 from thalweg.compress import Compressor
 from thalweg.engine.collectives import Collectives
-from thalweg.facts import CodecCost, FittedValue, Tensor
-from thalweg.facts.units import MAD_TO_DEVIATION
+from thalweg.facts import MAD_TO_DEVIATION, CodecCost, FittedValue, Tensor
 from thalweg.plan import Choice
 from thalweg.probing.codec_trials import Gradients, TimedCodec, timed_codec_of, timed_period
 

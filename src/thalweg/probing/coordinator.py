@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from thalweg.facts import grouped
 from thalweg.members.abort import AbortFlag
 from thalweg.members.world import World
 from thalweg.probing.flow import (
@@ -132,10 +133,10 @@ class ProbeCoordinator:
 
     def _describe_hosts(self) -> list[HostInfo]:
         answers = self._order(dict.fromkeys(self._ranks, ("describe host",)))
-        hosts: dict[tuple[str, str, str], list[int]] = {}
-        for rank in self._ranks:
-            host = answers[rank]
-            hosts.setdefault((host["name"], host["machine"], host["stack"]), []).append(rank)
+        hosts = grouped(
+            ((host["name"], host["machine"], host["stack"]), rank)
+            for rank, host in sorted(answers.items())
+        )
         return [
             HostInfo(
                 name=name, machine=machine, cores=answers[ranks[0]]["cores"], ranks=tuple(ranks)

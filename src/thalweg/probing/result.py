@@ -22,6 +22,7 @@ from thalweg.facts import (
     StragglerDelay,
     about,
     format_cluster,
+    grouped,
     parse_cluster,
 )
 from thalweg.plan import TRANSPORT
@@ -224,10 +225,11 @@ def added_by_uplinks(
     over the round trips between racks, none below 0."""
     rack_of = {host: number for number, rack in enumerate(racks) for host in rack}
     within = [t / 2 for (one, other), t in round_trips.items() if rack_of[one] == rack_of[other]]
-    across: dict[tuple[int, int], list[float]] = {}
-    for (one, other), seconds in round_trips.items():
-        if rack_of[one] != rack_of[other]:
-            across.setdefault((rack_of[one], rack_of[other]), []).append(seconds / 2)
+    across = grouped(
+        ((rack_of[one], rack_of[other]), seconds / 2)
+        for (one, other), seconds in round_trips.items()
+        if rack_of[one] != rack_of[other]
+    )
     baseline = median(within) if within else min(min(times) for times in across.values())
     latencies = {pair: median(times) for pair, times in across.items()}
     if not latencies or median(latencies.values()) < MIN_RACK_LATENCY_RATIO * baseline:

@@ -16,7 +16,7 @@ from typing import Any
 
 from thalweg.catalog import SETTING_PARAMETERS, refuse_retired
 from thalweg.errors import UsageError
-from thalweg.facts import Cluster, Duplex, Duration, Host, Rack, about, read_cluster
+from thalweg.facts import Cluster, Duplex, Duration, Host, Rack, about, grouped, read_cluster
 from thalweg.members.world import World
 from thalweg.probing.coordinator import Effort, HostInfo, ProbeCoordinator, run_coordinated
 from thalweg.probing.link_rates import measure_nics, measure_uplinks
@@ -171,9 +171,7 @@ def in_one_rack(infos: Sequence[HostInfo]) -> Cluster:
 
 def declared_racks(declared: Cluster, ranks: Sequence[int]) -> list[frozenset[int]]:
     """The hosts of each declared rack; host i has rank `ranks[i]`."""
-    racks: dict[str, set[int]] = {}
-    for host, rank in enumerate(ranks):
-        racks.setdefault(declared.rack(rank).name, set()).add(host)
+    racks = grouped((declared.rack(rank).name, host) for host, rank in enumerate(ranks))
     return [frozenset(rack) for rack in racks.values()]
 
 

@@ -1,29 +1,44 @@
 """An advice as an HTML page: the recommended plan, the predicted step time of every plan, and the
 reasons.
 
-An interval is a whisker; all whiskers of a table have one scale, drawn in the table's head.
+An interval is a whisker; all whiskers of a table have one scale, drawn in the table's head. Of the
+step times against the rate of the links, both on logarithmic axes, each plan is a curve. The rates
+at which two plans have the same step time, the *crossovers*, are numbered, and listed beside it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 from xml.etree import ElementTree as ET
 
 from thalweg.declarations import Promise, listed
-from thalweg.facts import about, counted
-from thalweg.predict.estimate import Advice, Estimate, Outcome, RankedPlan
-from thalweg.report.bars import add_bar, add_legend, add_patterns, draw_bar, parts_text
-from thalweg.report.chart import Scale, scale_of
+from thalweg.facts import about, counted, slowest_nic
+from thalweg.predict.estimate import Advice, Estimate, Outcome, RankedPlan, Sweep
+from thalweg.report.chart import (
+    LineChart,
+    Mark,
+    Scale,
+    add_chart,
+    add_curve_legend,
+    add_numbered,
+    scale_of,
+)
 from thalweg.report.cluster_svg import add_cluster, cluster_text
 from thalweg.report.page import (
     Cell,
+    add_bar,
+    add_legend,
+    add_patterns,
     bullets,
     classed,
     details,
+    draw_bar,
     figures,
     footer,
     page,
+    parts_text,
     picture,
     plan_cell,
     plan_text,
@@ -33,7 +48,6 @@ from thalweg.report.page import (
     written,
 )
 from thalweg.report.shapes import add, dot, line, words
-from thalweg.report.sweep_svg import add_sweep
 
 MAX_RANKING_ROWS = 25  # shown at once
 MAX_ADVICE_BARS = 10
@@ -47,13 +61,13 @@ PARTS = {
     "transfer": "exposed communication",
     "waiting": "straggler wait",
 }
+MAX_SWEEP_CURVES = 6  # that can be distinguished
 
 
 def advice_page(advice: Advice, outcomes: Sequence[Outcome] = ()) -> str:
     """A complete HTML document without references to other files."""
     cluster, workload = advice.situation.cluster, advice.situation.workload
-    title = f"Thalweg advice: {workload.name} on {counted(cluster.workers, 'worker')}"
-    root, main = page(title)
+    root, main = page(f"Thalweg advice: {workload.name} on {counted(cluster.workers, 'worker')}")
     add_patterns(main)
     _add_head(main, advice)
     _add_hero(main, advice.best)
@@ -79,8 +93,7 @@ def _add_head(main: ET.Element, advice: Advice) -> None:
     promises = [promise.value for promise in Promise]
     allowed = listed(promises[: promises.index(advice.allow.value) + 1])
     cluster = cluster_text(advice.situation.cluster)
-    facts = f"{size} of gradients per step, {cluster}; allowed: {allowed}."
-    add(head, "p", facts, "facts")
+    add(head, "p", f"{size} of gradients per step, {cluster}; allowed: {allowed}.", "facts")
     prose(head, advice.verdict, str(advice.best.plan), "verdict")
 
 
@@ -165,8 +178,7 @@ def _add_breakdown(main: ET.Element, ranking: Sequence[RankedPlan]) -> None:
         row, label = add_bar(bars, estimate.seconds)
         plan_text(label, str(estimate.plan))
         parts = {name: float(getattr(estimate.parts, name)) for name in PARTS}
-        title = f"{estimate.plan}: {parts_text(parts)}"
-        draw_bar(row, title, {0: parts.items()}, longest, BAR)
+        draw_bar(row, f"{estimate.plan}: {parts_text(parts)}", {0: parts.items()}, longest, BAR)
     columns: dict[str, Callable[[Estimate], Cell]] = {
         "plan": lambda estimate: plan_cell(str(estimate.plan)),
         **{f">{name}": partial(_part, name) for name in PARTS},
@@ -278,3 +290,54 @@ def _fill_whisker(
     if measured is not None:
         diamond = f"M{scale.at(measured)},{middle + 9} l5,6 l-5,6 l-5,-6 z"
         add(drawn, "path", name="measured", d=diamond)
+
+
+def drawn_plans(advice: Advice, sweep: Sweep) -> list[str]:
+    """The texts of the plans to draw: the best one, `ddp`, plans whose curves cross, and plans that
+    are the fastest at some rate."""
+    fastest = (
+        min(sweep.seconds, key=lambda plan: sweep.seconds[plan][i]) for i in range(len(sweep.rates))
+    )
+    crossing = chain.from_iterable((c.slower_links, c.faster_links) for c in sweep.breaks)
+    wanted = dict.fromkeys([str(advice.best.plan), "ddp", *crossing, *fastest])
+    return [plan for plan in wanted if plan in sweep.seconds][:MAX_SWEEP_CURVES]
+
+
+def add_sweep(parent: ET.Element, advice: Advice, sweep: Sweep) -> None:
+    plans = drawn_plans(advice, sweep)
+    figure = add(parent, "figure", name="sweep")
+    crossovers = sorted(sweep.breaks, key=lambda crossover: crossover.bits_per_second)
+    chart = LineChart(
+        title="Step time against the rate of the slowest NIC",
+        x_title="rate of the slowest NIC",
+        x_text=lambda rate: about(rate, "bit/s"),
+        xs=sweep.rates,
+        curves={plan: sweep.seconds[plan] for plan in plans},
+        marks=[
+            Mark(
+                at=crossover.bits_per_second,
+                text=f"{about(crossover.bits_per_second, 'bit/s')}: {crossover.slower_links} "
+                f"below, {crossover.faster_links} above",
+                curve=crossover.slower_links,
+            )
+            for crossover in crossovers
+        ],
+        size=(736, 380),
+        logarithmic=True,
+        now=slowest_nic(advice.situation.cluster),
+    )
+    add_chart(add(figure, "div"), chart)
+    beside = add(figure, "div")
+    add_curve_legend(beside, plans, plan_text)
+    left_out = len(sweep.seconds) - len(plans)
+    if left_out:
+        more = "1 more plan is" if left_out == 1 else f"{left_out} more plans are"
+        add(beside, "p", f"{more} not drawn.", "lead")
+    if crossovers:
+        add(beside, "p", "Rates at which two plans have the same step time:", "lead")
+        entry = add_numbered(beside)
+        for crossover in crossovers:
+            text = entry()
+            text.text = f"{about(crossover.bits_per_second, 'bit/s')}: below it "
+            plan_text(text, crossover.slower_links).tail = " is faster, above it "
+            plan_text(text, crossover.faster_links).tail = "."

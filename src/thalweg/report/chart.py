@@ -238,7 +238,6 @@ def _draw_marks(root: ET.Element, chart: LineChart, across: Scale, up: Scale) ->
             ys = [up.at(seconds) for seconds in chart.curves[mark.curve]]
             y = round(value_at([across.at(x) for x in chart.xs], ys, x), 1)
             dot(root, x, y, 4, "point")
-        path = f"M{place:.1f},{centre + BADGE} L{x},{TOP} L{x},{y}"
-        add(root, "path", name="break", d=path)
+        add(root, "path", name="break", d=f"M{place:.1f},{centre + BADGE} L{x},{TOP} L{x},{y}")
         tip(dot(root, round(place, 1), centre, BADGE, "badge"), mark.text)
         words(root, place, centre + 4, str(number), "middle")

@@ -1,7 +1,8 @@
 """The drawing of a cluster: a tile for each rack, side by side under a spine, in a page or alone.
 
 The width of an uplink is its rate; a dashed one is never the bottleneck. Similar hosts of a large
-rack are one box, and so are similar racks of a large cluster.
+rack are one box, and so are similar racks of a large cluster. A measured cluster is drawn with what
+was found, and printed as tables: hosts with their NICs, and racks with their uplinks.
 """
 
 from __future__ import annotations
@@ -9,11 +10,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from xml.etree import ElementTree as ET
 
-from thalweg.facts import Cluster, Duplex, Host, Rack, about, counted
+from rich.table import Table
+
+from thalweg.facts import Cluster, Duplex, Host, Rack, about, counted, grouped
 from thalweg.report.page import picture
 from thalweg.report.shapes import (
     CLUSTER_STYLE,
@@ -25,6 +29,11 @@ from thalweg.report.shapes import (
     tip,
     words,
 )
+from thalweg.report.tables import bits_text, seconds_text, table_of
+
+if TYPE_CHECKING:
+    from thalweg.probing.link_rates import Uplink
+    from thalweg.probing.result import ProbeResult
 
 T = TypeVar("T")
 MAX_DRAWN_HOSTS = 64  # in a cluster whose racks are all drawn
@@ -35,6 +44,14 @@ TILE, TOP, HEAD, ROW, LINE = 164, 58, 30, 42, 15
 CABLE, WIDEST, THINNEST = 24, 14.0, 2.0
 TILE_CHARACTER_PIXELS = 7.2  # upper bound of the average
 SLOW_DRAWN_RATIO = 0.75  # of the median
+UPLINK_COLUMNS: dict[str, Callable[[Uplink], str]] = {
+    "uplink of": lambda uplink: uplink.rack,
+    ">out": lambda uplink: _rate(uplink.out, uplink.out_full),
+    ">in": lambda uplink: _rate(uplink.into, uplink.into_full),
+    ">oversubscribed": lambda uplink: (
+        "no" if uplink.oversubscription is None else f"{uplink.oversubscription:.1f}x"
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +71,7 @@ class _Row:
 
 def add_cluster(parent: ET.Element, cluster: Cluster) -> None:
     figure = add(parent, "figure")
-    caption = draw_tiles(add(figure, "div", name="racks"), cluster)
-    add(figure, "figcaption", " ".join(caption))
+    add(figure, "figcaption", " ".join(draw_tiles(add(figure, "div", name="racks"), cluster)))
 
 
 def cluster_document(
@@ -206,8 +222,7 @@ def _draw_tile(
     y = top + HEAD
     for row in rows:
         slow = "slow" if row.slow else ""
-        outline = box(drawn, 10, y, TILE - 20, row.height - 5, f"host {slow}".strip())
-        tip(outline, row.description)
+        tip(box(drawn, 10, y, TILE - 20, row.height - 5, f"host {slow}".strip()), row.description)
         for number, text in enumerate((row.name, row.rates, row.remarks), start=1):
             shade = slow or ("faint" if number > 1 else "")
             words(drawn, 17, y + LINE * number, _fitting(text, TILE - 34), shade)
@@ -236,7 +251,56 @@ def _kind(host: Host, median_nic: float) -> Hashable:
 
 
 def _alike(items: Sequence[T], kind: Callable[[T], Hashable]) -> list[list[T]]:
-    groups: dict[Hashable, list[T]] = {}
-    for item in items:
-        groups.setdefault(kind(item), []).append(item)
-    return list(groups.values())
+    return list(grouped((kind(item), item) for item in items).values())
+
+
+def tables(result: ProbeResult) -> list[Table]:
+    hosts = [(rack, host) for rack in result.cluster.racks for host in rack.hosts]
+    columns: dict[str, Callable[[tuple[Rack, Host]], str]] = {
+        "host": lambda row: row[1].name,
+        "rack": lambda row: row[0].name,
+        "ranks": lambda row: ", ".join(map(str, row[1].ranks)),
+        ">NIC out": lambda row: bits_text(row[1].nic.out.bits_per_second) * result.measured,
+        ">NIC in": lambda row: bits_text(row[1].nic.into.bits_per_second) * result.measured,
+        ">round trip": lambda row: seconds_text(result.round_trips.get(row[1].name)),
+    }
+    made = [table_of(hosts, columns, title=probe_title(result))]
+    return [*made, table_of(result.uplinks, UPLINK_COLUMNS)] if result.uplinks else made
+
+
+def outcome_text(result: ProbeResult, file: Path, picture: Path) -> str:
+    lines = [f"racks ({result.sureness}): {result.reason}"]
+    lines += [*result.outliers, *result.contradictions, *result.notes]
+    lines.append(
+        f"{result.measurements} measurements over {result.transport}, {result.seconds:.0f} s"
+    )
+    lines.append(f"written: {file} (for every --cluster), {picture}")
+    return "\n".join(lines)
+
+
+def probe_title(result: ProbeResult) -> str:
+    cluster = result.cluster
+    return f"{counted(len(cluster.hosts), 'host')} in {counted(len(cluster.racks), 'rack')}"
+
+
+def draw_cluster(result: ProbeResult) -> str:
+    """The measured cluster as an SVG document, with outliers and contradictions below it."""
+    remarks = {host: about(seconds, "s") for host, seconds in result.round_trips.items()}
+    for uplink in result.uplinks:
+        least = min(uplink.out, uplink.into)
+        remarks[uplink.rack] = (
+            f"at least {bits_text(least)}"
+            if uplink.oversubscription is None
+            else f"{uplink.oversubscription:.1f}x oversubscribed"
+        )
+    return cluster_document(
+        result.cluster,
+        title=probe_title(result),
+        lead=f"racks ({result.sureness}): {result.reason}",
+        remarks=remarks,
+        notes=[*result.outliers, *result.contradictions],
+    )
+
+
+def _rate(bits_per_second: float, full: bool) -> str:
+    return ("" if full else "at least ") + bits_text(bits_per_second)

@@ -25,9 +25,9 @@ from typing import Any
 
 from thalweg.bench.compress_costs import PayloadPattern, method_of, pays_row
 from thalweg.facts import CodecCost, Machine, Size, Tensor, Workload
+from thalweg.predict import ddp_step
 from thalweg.predict.assumptions import assumed_machine, workload_of
-from thalweg.predict.closed_form import ddp_step
-from thalweg.predict.closed_form.ddp_step import AlphaBetaNetwork, DdpStep, SentPayload
+from thalweg.predict.ddp_step import AlphaBetaNetwork, DdpStep, SentPayload
 
 STUDY_BUCKET_SIZE = Size.parse("25MiB")
 STUDY_MESSAGE_SECONDS = 15e-6  # TCP in a data centre

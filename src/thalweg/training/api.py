@@ -106,7 +106,7 @@ def attach(
 
         def hosts() -> list[str]:
             own = [str(host_description()[key]) for key in ("name", "machine", "stack")]
-            places.update(hosts_of_all(world, abort_flag, own, seconds))
+            places.update(hosts_of_all(world, abort_flag, own))
             return host_names(places.values())
 
         group = Group.everybody(find_cluster(cluster, world.size, os.environ, hosts))
@@ -146,7 +146,7 @@ def attach(
         if returns:
             shutdown.is_spare = True  # the others continue without this rank
         check = compare if returns else agree
-        reference = check(world, abort_flag, own, seconds)
+        reference = check(world, abort_flag, own)
         for finding in preflight(world):
             log.warning(finding.line)
         if world.rank == 0 and world.security.encrypted and not _is_protected(requested):
@@ -184,7 +184,7 @@ def attach(
                     suiting = _suiting(given, nonfinite, model)
                     place = first_world.namespace(OPTIMIZER_NAMESPACE)
                     own = description(str(requested), model, suiting, settings)
-                    agreed = check(place, first_abort_flag, own, seconds)
+                    agreed = check(place, first_abort_flag, own)
                     recovery.publish(
                         {f"{OPTIMIZER_NAMESPACE}/{key}": text for key, text in agreed.items()}
                     )
@@ -256,17 +256,24 @@ def _is_protected(plan: Plan) -> bool:
 
 
 def _of_torch(optimizer: Any) -> torch.optim.Optimizer:
-    """The torch optimizer: the given one, or the one inside it if it has no step hooks, as with
-    trainers' wrappers."""
-    wrapped, hooks = optimizer, "_optimizer_step_pre_hooks"
-    while not hasattr(wrapped, hooks) and hasattr(wrapped, "optimizer"):
+    """The torch optimizer: the given one, or the one inside it if it has no step hooks of its own,
+    as with trainers' wrappers, which may forward what they lack."""
+    wrapped = optimizer
+    while not _has_step_hooks(wrapped) and hasattr(wrapped, "optimizer"):
         wrapped = wrapped.optimizer
-    if not isinstance(wrapped, torch.optim.Optimizer) or not hasattr(wrapped, hooks):
+    if not _has_step_hooks(wrapped):
         raise UsageError(
             f"{type(optimizer).__name__} is not a torch optimizer, and wraps none as .optimizer",
             "give the torch optimizer",
         )
+    assert isinstance(wrapped, torch.optim.Optimizer)
     return wrapped
+
+
+def _has_step_hooks(optimizer: Any) -> bool:
+    return isinstance(optimizer, torch.optim.Optimizer) and hasattr(
+        optimizer, "_optimizer_step_pre_hooks"
+    )
 
 
 def _suiting(given: Any, nonfinite: str, model: nn.Module) -> torch.optim.Optimizer:

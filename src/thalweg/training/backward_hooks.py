@@ -7,6 +7,7 @@ hooks of Thalweg belong to this process and this model, so a copy gets one that 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -46,15 +47,9 @@ def after_gradient(parameter: nn.Parameter, call: Callable[[torch.Tensor], None]
     return register(call)
 
 
-class AfterBackward:
-    """Calls `call` at the end of the running backward; never, if that fails."""
-
-    def __init__(self, call: Callable[[], None]) -> None:
-        def callback() -> None:
-            call()
-
-        self._callback = ref(callback)  # only autograd holds it, and lets go of it on failure
-        Variable._execution_engine.queue_callback(callback)
-
-    def is_to_come(self) -> bool:
-        return self._callback() is not None
+def after_backward(call: Callable[[], None]) -> Callable[[], object]:
+    """Call `call` at the end of the running backward; never, if that fails. The result returns None
+    once the call was made, or is no longer to come."""
+    callback = partial(call)  # only autograd holds it, and lets go of it on failure
+    Variable._execution_engine.queue_callback(callback)
+    return ref(callback)

@@ -37,13 +37,14 @@ from torch import Tensor
 from thalweg.errors import CheckpointError
 from thalweg.training.data.position import BatchIndex
 from thalweg.training.snapshot import RankState, Snapshot
-from thalweg.training.state_encoding import pack, unpack
+from thalweg.training.state_encoding import MISREAD_ERRORS, pack, unpack
 
 CHECKPOINT_FORMAT = 1
 ABANDONED_WRITER_SECONDS = 60.0  # since another host's writer last wrote
 _KIND = "thalweg checkpoint"
 _INDEX = "checkpoint.json"
-_PARTS = ("model", "optimizer", "state", "ranks")
+_PARTS = {"model": "model", "optimizer": "optimizer", "state": "objects", "ranks": "ranks"}
+"""The field of a snapshot in each file."""
 _VISIBLE = re.compile(r"step-(\d{8,})(\.new)?")
 _HIDDEN = re.compile(r"\.step-\d{8,}(?:\.new)?@(?P<host>.+)@(?P<pid>\d+)")
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
@@ -69,9 +70,8 @@ def write(
     """
     if keep < 1:
         raise CheckpointError(f"keep={keep} keeps no checkpoint", "keep 1 or more")
-    ranks = [rank and rank.packed() for rank in snapshot.ranks]
-    parts = (snapshot.model, snapshot.optimizer, snapshot.objects, ranks)
-    packed = {name: pack(part, name) for name, part in zip(_PARTS, parts, strict=True)}
+    fields = snapshot.packed()
+    packed = {part: pack(fields[field], part) for part, field in _PARTS.items()}
     path = directory / f"step-{snapshot.step:08d}"
     with _explained(path):
         if not directory.exists():
@@ -101,26 +101,20 @@ def write(
 def read(path: Path) -> Snapshot:
     """The snapshot in this folder, every byte of it verified."""
     index = _index(path)
-    parts: dict[str, Any] = {}
-    for part in _PARTS:
+    fields: dict[str, Any] = {}
+    for part, field in _PARTS.items():
         file = path / f"{part}.safetensors"
         with _readable(path):
             _verify(file, index)
             # cloned: load_file maps the file, which a later write removes
             tensors = {name: tensor.clone() for name, tensor in load_file(file).items()}
-            parts[part] = unpack(index["trees"][part], tensors)
+            fields[field] = unpack(index["trees"][part], tensors)
     with _readable(path):
         sampling = dict(index["position"])
         position = BatchIndex(epoch=sampling.pop("epoch"), batch=sampling.pop("batch"))
+        fields["ranks"] = [RankState.of(rank) for rank in fields["ranks"]]
         return Snapshot(
-            step=index["step"],
-            plan=index["plan"],
-            position=position,
-            sampling=sampling,
-            model=parts["model"],
-            optimizer=parts["optimizer"],
-            objects=parts["state"],
-            ranks=[RankState.of(rank) for rank in parts["ranks"]],
+            step=index["step"], plan=index["plan"], position=position, sampling=sampling, **fields
         )
 
 
@@ -312,7 +306,7 @@ def _readable(path: Path) -> Iterator[None]:
             f"can't read {missing} of checkpoint {path}: {error.strerror}",
             "let this user read it, or name another",
         ) from None
-    except (AttributeError, LookupError, RuntimeError, SafetensorError, TypeError, ValueError):
+    except MISREAD_ERRORS:
         raise _damaged(path, f"{_INDEX} lacks what it should hold") from None
 
 

@@ -39,7 +39,6 @@ from thalweg.training.plan_state import (
 )
 from thalweg.training.snapshot import RankState, Snapshot
 
-SAVED = "fine"  # the value in the store that says so
 MODEL_FILE_SUFFIXES = {".bin", ".ckpt", ".pt", ".pth", ".safetensors"}
 SAVE_REMEDY = "call run.save on every rank, and allow more time with timeout= for slow disks"
 LOAD_REMEDY = "look at the output of rank {}, or allow more time with timeout= for slow disks"
@@ -53,28 +52,33 @@ Found = tuple[str, Snapshot]
 def save(session: RankSession, directory: Path, keep: int) -> None:
     """Write a checkpoint of the run; CheckpointError on all ranks if it fails. Under a plan that
     waits for no rank, only the writer takes part, and the other ranks' own states aren't kept."""
-    gathers = not waits_for_nobody(session.plan)
-    number = session.next_store_exchange() if gathers else 0
-    with session.averaged_replicas(), session.averaged_optimizer_state():
-        if gathers:
-            _gather_and_write(session, directory, keep, number)
+    with _equal_replicas(session) as (number, ranks):
+        write = partial(_write, session, directory, keep, ranks)
+        if number:
+            _outcome(session, session.world.members[0], f"save/{number}", SAVE_REMEDY, write)
         elif session.is_checkpoint_writer:
-            _write(session, directory, keep, _own_state(session))
+            write()
 
 
 def state_of(session: RankSession) -> dict[str, Any]:
     """The run as a state dict with tensors of its own. The first member gets the own states of all
     ranks, other ranks theirs alone, and so does every rank under a plan that waits for none."""
-    gathers = not waits_for_nobody(session.plan)
-    number = session.next_store_exchange() if gathers else 0
-    with session.averaged_replicas(), session.averaged_optimizer_state():
-        ranks = _gather(session, number) if gathers else _own_state(session)
+    with _equal_replicas(session) as (_, ranks):
         return deepcopy(_snapshot(session, ranks).packed())
 
 
 def own_state_of(session: RankSession) -> dict[str, Any]:
     """The state dict of this rank alone, in a loop iteration whose step was interrupted."""
     return deepcopy(_snapshot(session, _own_state(session)).packed())
+
+
+@contextmanager
+def _equal_replicas(session: RankSession) -> Iterator[tuple[int, list[RankState | None]]]:
+    """Inside, replicas are equal. Gives the own states of the ranks, as far as this one gets them,
+    and the number of this exchange at the store; 0 if no rank waits for another."""
+    number = 0 if waits_for_nobody(session.plan) else session.next_store_exchange()
+    with session.averaged_replicas(), session.averaged_optimizer_state():
+        yield number, _gather(session, number) if number else _own_state(session)
 
 
 def _own_state(session: RankSession) -> list[RankState | None]:
@@ -86,35 +90,40 @@ def _gather(session: RankSession, number: int) -> list[RankState | None]:
     """Gather each rank's own state on the first member; elsewhere only this rank's is known.
     `number` tells this use of the store from others."""
     world, kept = session.world, session.attached.kept
-    key = f"save/{number}/"
-    world.put(f"{key}{world.rank}", json.dumps(_random_states()))
+    key = f"save/{number}"
+    world.put(f"{key}/{world.rank}", json.dumps(_random_states()))
     writer = world.members[0]
     gathered = session.collectives.gather(writer, tensors_in(kept))
     if world.rank != writer:
         return _own_state(session)
-    states: list[RankState | None] = []
-    for rank, tensors in zip(world.members, gathered, strict=True):
-        random_states = json.loads(_wait(session, f"{key}{rank}", SAVE_REMEDY))
-        states.append(RankState(random=random_states, kept=with_tensors(kept, tensors)))
+    random_states = world.read_all(
+        key, session.abort_flag, lambda rank: _late(session, f"{key}/{rank}", SAVE_REMEDY)
+    )
     for rank in world.members:
-        world.remove(f"{key}{rank}")
-    return states
+        world.remove(f"{key}/{rank}")
+    return [
+        RankState(random=json.loads(random_states[rank]), kept=with_tensors(kept, tensors))
+        for rank, tensors in zip(world.members, gathered, strict=True)
+    ]
 
 
-def _gather_and_write(session: RankSession, directory: Path, keep: int, number: int) -> None:
-    """Write the checkpoint on the first member, and wait for its result."""
-    world, result = session.world, f"save/{number}"
-    ranks, problem = _gather(session, number), SAVED
-    if world.rank == world.members[0]:
+def _outcome(
+    session: RankSession, rank: int, key: str, remedy: str, work: Callable[[], str | None]
+) -> str | None:
+    """The result of `work` on one rank, which all ranks get through the store by `key`. If it
+    raises a CheckpointError, all ranks do."""
+    if session.rank == rank:
         try:
-            _write(session, directory, keep, ranks)
+            outcome = {"result": work()}
         except CheckpointError as error:
-            problem = json.dumps([error.problem, error.remedy])
-        world.put(result, problem)
-    else:
-        problem = _wait(session, result, SAVE_REMEDY).decode()
-    if problem != SAVED:
-        raise CheckpointError(*json.loads(problem))
+            outcome = {"problem": error.problem, "remedy": error.remedy}
+        session.world.put(key, json.dumps(outcome))
+    late = _late(session, key, remedy)
+    outcome = json.loads(session.world.read(key, session.abort_flag, late))
+    if "problem" in outcome:
+        raise CheckpointError(outcome["problem"], outcome["remedy"])
+    result: str | None = outcome["result"]
+    return result
 
 
 def _snapshot(session: RankSession, ranks: list[RankState | None]) -> Snapshot:
@@ -188,25 +197,22 @@ def _load(session: RankSession, find: Callable[[], Found | None], key: str) -> P
     """Load the snapshot that the checkpoint writer finds; its outcome is in the store by `key`."""
     world, reader, members = session.world, session.checkpoint_writer(), session.world.members
     parts: list[PlanState] = []
-    if world.rank == reader:
-        outcome: dict[str, str] = {}
-        try:
-            found = find()
-            if found is not None:
-                name, snapshot = found
-                _raise_if_it_differs(session, name, snapshot)
-                parts = _kept_parts(name, snapshot, str(session.plan), len(members))
-                snapshot = snapshot.without_ranks(parts[members.index(reader)])
-                outcome = {"name": name}
-        except CheckpointError as error:
-            outcome = {"problem": error.problem, "remedy": error.remedy}
-        world.put(key, json.dumps(outcome))
-    else:  # its tensors are overwritten
-        snapshot = replace(session.snapshot(), optimizer={}, objects=[])
-    outcome = json.loads(_wait(session, key, LOAD_REMEDY.format(reader)))
-    if "problem" in outcome:
-        raise CheckpointError(outcome["problem"], outcome["remedy"])
-    if "name" not in outcome:
+    # The other ranks' tensors are overwritten.
+    snapshot = replace(session.snapshot(), optimizer={}, objects=[])
+
+    def read() -> str | None:
+        nonlocal snapshot, parts
+        found = find()
+        if found is None:
+            return None
+        name, snapshot = found
+        _raise_if_it_differs(session, name, snapshot)
+        parts = _kept_parts(name, snapshot, str(session.plan), len(members))
+        snapshot = snapshot.without_ranks(parts[members.index(reader)])
+        return name
+
+    name = _outcome(session, reader, key, LOAD_REMEDY.format(reader), read)
+    if name is None:
         return None
     snapshot = snapshot.broadcast(session.collectives, reader, overwrites=True)
     own = tensors_in(snapshot.kept)
@@ -215,7 +221,7 @@ def _load(session: RankSession, find: Callable[[], Found | None], key: str) -> P
     saved = model.state_dict().keys()
     buffers = [tensor for name, tensor in model.named_buffers() if name not in saved]
     session.collectives.broadcast(reader, buffers)
-    loading = partial(_explaining_misfit, outcome["name"])
+    loading = partial(_explaining_misfit, name)
     snapshot.load_into(model, session.optimizer, session.state, loading)
     if len(snapshot.ranks) == len(members):
         own_state = snapshot.ranks[members.index(world.rank)]
@@ -271,12 +277,9 @@ def _explaining_misfit(name: str, target: object) -> Iterator[None]:
         ) from None
 
 
-def _wait(session: RankSession, key: str, remedy: str) -> bytes:
-    timeout = session.engine.timeout
-    value = session.world.wait_for(key, timeout, session.abort_flag)
-    if value is None:
-        raise RunError(f"rank {session.rank} waited {timeout:g} s for {key!r} in the store", remedy)
-    return value
+def _late(session: RankSession, key: str, remedy: str) -> RunError:
+    waited = f"rank {session.rank} waited {session.world.timeout:g} s for {key!r} in the store"
+    return RunError(waited, remedy)
 
 
 def _random_states() -> dict[str, Any]:

@@ -66,9 +66,10 @@ class CompiledSteps:
     def begin(self, clock: RoundCounter) -> RankStep:
         """The current step; every rank claims its numbers, once."""
         rank_step = self.at(clock.step)
-        return replace(rank_step, first=clock.claim(rank_step.numbers))
+        return replace(rank_step, step=clock.step, first=clock.claim(rank_step.numbers))
 
     def at(self, step: int) -> RankStep:
+        """The chains of this step, which another step may have too."""
         place = step % self._cycle
         if step >= self._warm:  # the same place of a later cycle
             place += -(-self._warm // self._cycle) * self._cycle
@@ -77,7 +78,7 @@ class CompiledSteps:
                 self._rank_steps.clear()
                 self._programs.clear()
             self._rank_steps[place] = self._compile(place)
-        return replace(self._rank_steps[place], step=step)
+        return self._rank_steps[place]
 
     def _compile(self, step: int) -> RankStep:
         compiled = compile_step(self._plan, self._group, self._workload, step)

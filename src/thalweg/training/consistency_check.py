@@ -7,7 +7,7 @@ learn which ones differ, and in what.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,6 @@ from thalweg.members.abort import AbortFlag
 from thalweg.members.world import World
 
 Description = dict[str, Any]
-SAME_VERDICT = "same"
 REFERENCE_KEY = "same/0"  # rank 0's description in the store
 
 
@@ -56,21 +55,18 @@ def _kind(tensor: torch.Tensor) -> str:
     return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
 
 
-def agree(
-    world: World, abort_flag: AbortFlag, own: Description, timeout: float
-) -> Mapping[str, str]:
+def agree(world: World, abort_flag: AbortFlag, own: Description) -> Mapping[str, str]:
     """Raise Mismatch, on every rank, if any differs from rank 0; PeerLost if one is missing.
     Returns the reference for ranks that join later, which has to stay in the store as long as the
     run lasts."""
     if world.rank == 0:
         world.put(REFERENCE_KEY, json.dumps(own))
-    different = _difference(world, abort_flag, own, timeout)
-    world.put(f"verdict/{world.rank}", different or SAME_VERDICT)
+    different = _difference(world, abort_flag, own)
+    world.put(f"verdict/{world.rank}", different)
     ranks_by_verdict: dict[str, list[int]] = {}
-    for rank in range(world.size):
-        verdict = _from(world, abort_flag, rank, f"verdict/{rank}", timeout).decode()
-        if verdict != SAME_VERDICT:
-            ranks_by_verdict.setdefault(verdict, []).append(rank)
+    for rank, verdict in world.read_all("verdict", abort_flag, _late(world)).items():
+        if verdict:
+            ranks_by_verdict.setdefault(verdict.decode(), []).append(rank)
     if ranks_by_verdict:
         problems = "; ".join(
             f"{ranks_text(ranks)}: {verdict}" for verdict, ranks in ranks_by_verdict.items()
@@ -82,16 +78,14 @@ def agree(
     return {REFERENCE_KEY: json.dumps(own)}
 
 
-def hosts_of_all(
-    world: World, abort_flag: AbortFlag, own: Sequence[str], timeout: float
-) -> dict[str, str]:
+def hosts_of_all(world: World, abort_flag: AbortFlag, own: Sequence[str]) -> dict[str, str]:
     """The host of each rank by store key, in the order of ranks. `own` is this rank's host: its
     name, and values that distinguish it from others of that name. A restarted rank keeps the host
     that it had."""
     text = json.dumps(own)
     world.store_client.call(lambda store: store.compare_set(f"host/{world.rank}", "", text))
-    keys = [f"host/{rank}" for rank in range(world.size)]
-    return {k: _from(world, abort_flag, rank, k, timeout).decode() for rank, k in enumerate(keys)}
+    hosts = world.read_all("host", abort_flag, _late(world))
+    return {f"host/{rank}": host.decode() for rank, host in hosts.items()}
 
 
 def host_names(published: Iterable[str]) -> list[str]:
@@ -104,11 +98,9 @@ def host_names(published: Iterable[str]) -> list[str]:
     return [names[identity] for identity in identities]
 
 
-def compare(
-    world: World, abort_flag: AbortFlag, own: Description, timeout: float
-) -> Mapping[str, str]:
+def compare(world: World, abort_flag: AbortFlag, own: Description) -> Mapping[str, str]:
     """Raise Mismatch, on this rank alone, if it differs from rank 0 at the beginning of the run."""
-    different = _difference(world, abort_flag, own, timeout)
+    different = _difference(world, abort_flag, own)
     if different:
         raise Mismatch(
             f"rank {world.rank} rejoins with different settings ({different})",
@@ -117,8 +109,8 @@ def compare(
     return {REFERENCE_KEY: json.dumps(own)}
 
 
-def _difference(world: World, abort_flag: AbortFlag, own: Description, timeout: float) -> str:
-    reference = json.loads(_from(world, abort_flag, 0, REFERENCE_KEY, timeout))
+def _difference(world: World, abort_flag: AbortFlag, own: Description) -> str:
+    reference = json.loads(world.read(REFERENCE_KEY, abort_flag, _late(world)(0)))
     return next(differences(reference, json.loads(json.dumps(own))), "")
 
 
@@ -135,11 +127,8 @@ def differences(reference: Description, own: Description) -> Iterator[str]:
         yield "model: the parameters are in another order"
 
 
-def _from(world: World, abort_flag: AbortFlag, rank: int, key: str, timeout: float) -> bytes:
-    value = world.wait_for(key, timeout, abort_flag)
-    if value is None:
-        raise PeerLost(
-            f"rank {rank} hasn't joined within {timeout:g} s",
-            "check that it runs, with the same number of workers, or allow more with timeout=",
-        )
-    return value
+def _late(world: World) -> Callable[[int], PeerLost]:
+    return lambda rank: PeerLost(
+        f"rank {rank} hasn't joined within {world.timeout:g} s",
+        "check that it runs, with the same number of workers, or allow more with timeout=",
+    )

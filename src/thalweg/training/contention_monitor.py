@@ -85,17 +85,15 @@ class ContentionMonitor:
         if self._policy is not None:
             self._policy.adopt(contention, step)
 
-    def publish(self, step: int, busy_seconds: float) -> None:
-        """Publish this rank's goodput and compute time."""
+    def observe(self, step: int, busy_seconds: float) -> None:
+        """Publish this rank's goodput and compute time. Propose another table, on the leader, if
+        the present one doesn't suit any more."""
         rank = self._world.rank
         recent = self._arrivals.since(step - 2 * MAX_WINDOW_STEPS)  # with windows that end now
         own_arrivals = (arrival for arrival in recent if arrival.started >= self._began)
         samples = [list(sample) for sample in goodput(rank, own_arrivals)]
         if samples:
             self._world.put(_key(rank), json.dumps([busy_seconds, samples]))
-
-    def evaluate(self, step: int) -> None:
-        """Propose another table, on the leader, if the present one doesn't suit any more."""
         if self._policy is None:
             return
         published = self._world.store_client.call(

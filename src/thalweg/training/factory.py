@@ -8,10 +8,12 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from thalweg.catalog import default_catalog
-from thalweg.errors import PlanError
+from thalweg.catalog import default_catalog, parse_plan
+from thalweg.errors import LayoutError, PlanError
 from thalweg.plan import Plan
-from thalweg.redundancy import is_relayed, waits_for_nobody
+from thalweg.redundancy import allocation_of, is_relayed, waits_for_nobody
+from thalweg.schedules import Group
+from thalweg.training.auto.request import with_settings
 from thalweg.training.exchanges.compressed import Compression
 from thalweg.training.exchanges.exchange import Exchange
 from thalweg.training.exchanges.rounds import RoundsExchange
@@ -62,6 +64,19 @@ def make(
         repeating.open(context, layout, exchange)
         return repeating
     return GradientSource(context, parameters, layout, exchange, compression.largest)
+
+
+def fitting(plan: Plan, group: Group) -> Plan:
+    """The plan that these members can run: a code needs more than one worker, and torch's process
+    group can't lose any."""
+    if default_catalog().is_native(plan):
+        return with_settings(parse_plan("ring"), plan)
+    if is_relayed(plan):
+        try:
+            allocation_of(plan, group)
+        except LayoutError:
+            return with_settings(parse_plan("ring"), plan)
+    return plan
 
 
 def _refuse_for_ddp(plan: Plan) -> None:

@@ -27,7 +27,7 @@ from thalweg.members.abort import AbortFlag
 from thalweg.members.agreement import Agreement
 from thalweg.members.world import World
 from thalweg.plan import Plan
-from thalweg.redundancy import allocation_of, is_relayed, waits_for_nobody
+from thalweg.redundancy import allocation_of, is_relayed
 from thalweg.schedules import Group
 from thalweg.steps import refuse_what_cannot_run
 from thalweg.training.coded_model_check import refuse_what_differs
@@ -177,6 +177,11 @@ class RankSession:
     def is_checkpoint_writer(self) -> bool:
         return self.rank == self.checkpoint_writer()
 
+    @property
+    def is_spare(self) -> bool:
+        """True if the others can do without this rank."""
+        return not self.exchange.waits_for_all and not self.is_checkpoint_writer
+
     # Members and plans
 
     def enter(
@@ -225,7 +230,7 @@ class RankSession:
             rank=world.rank,
             size=world.size,
             # under such a plan a rank that is behind loads another's state
-            awaits=lambda: () if is_relayed(self.plan) else world.members,
+            awaits=lambda: () if self.exchange.allocation else world.members,
         )
         self.context = PlanContext(
             world=world,
@@ -284,7 +289,7 @@ class RankSession:
             allocation = allocation_of(plan, self.group)
             refuse_what_differs(self.model, allocation)
             if self.data_position.rank_loader is not None:
-                self.data_position.rank_loader.with_allocation(allocation)
+                allocation.refuse_batch(self.data_position.rank_loader.sampler.batch)
 
     def _run_plan(self, kept: PlanState, repeating: Source | None) -> None:
         """Start the plan with this step; it continues with the state that another one `kept`.
@@ -293,7 +298,7 @@ class RankSession:
         self._refuse_what_does_not_suit(self.plan)
         self.data_position.start_checks()
         self.source = make(self.context, self.model, self.optimizer, self.plan, repeating)
-        self.shutdown.is_spare = waits_for_nobody(self.plan) and not self.is_checkpoint_writer
+        self.shutdown.is_spare = self.is_spare
         if self.data_position.rank_loader is not None:
             self._next_loader = self.data_position.rank_loader.with_members(
                 self.world.members, self.exchange.allocation
@@ -305,7 +310,7 @@ class RankSession:
 
     def _load_kept(self, kept: PlanState) -> None:
         residuals = self.attached.load_kept(kept) if kept else {}
-        if not is_relayed(self.plan):
+        if self.exchange.allocation is None:
             parameters = dict(inner(self.model).named_parameters())
             add_to_next_gradient(parameters, residuals, self.group.size)
 
@@ -337,7 +342,7 @@ class RankSession:
         before, kept = self.step, load()
         if isinstance(self.model, nn.parallel.DistributedDataParallel):
             self._load_kept(kept)  # its hook can't be registered again
-        elif self.step != before or not waits_for_nobody(self.plan):
+        elif self.step != before or self.exchange.waits_for_all:
             self.attached.detach()
             self._leave_exchange()
             self.enter(None, self.plan, lambda: (None, kept))
@@ -377,9 +382,10 @@ class RankSession:
 
     def undo_iteration(self) -> None:
         """Undo what the script has changed since `void_step`: a scheduler, for instance, sets
-        the optimizer's learning rate."""
+        the optimizer's learning rate. One that isn't among the `state=` objects isn't undone, and
+        then its settings aren't either."""
         saved, self.saved_objects = self.saved_objects, None
-        if saved is None:
+        if not saved:
             return
         for part, state in zip(self.state, saved, strict=True):
             part.load_state_dict(state)
@@ -404,7 +410,7 @@ class RankSession:
     def averaged_replicas(self) -> Iterator[None]:
         """Inside, all replicas are equal; afterwards the parameters are this rank's own again."""
         self.attached.wait_and_apply()
-        if waits_for_nobody(self.plan):
+        if not self.exchange.waits_for_all:
             self.catch_up()
             yield
             return
@@ -436,11 +442,7 @@ class RankSession:
     def _optimizer_state(self) -> list[torch.Tensor]:
         """The optimizer's tensors, including those that only other ranks had until now."""
         state = optimizer_state_of_all(
-            self.optimizer,
-            self.world,
-            self.abort_flag,
-            self.next_store_exchange(),
-            self.engine.timeout,
+            self.optimizer, self.world, self.abort_flag, self.next_store_exchange()
         )
         return list(state.values())
 

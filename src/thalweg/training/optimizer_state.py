@@ -36,7 +36,7 @@ def averaged_tensors(
     }
     tensors |= statistics_of(model)
     if optimizer is not None:
-        state = optimizer_state_of_all(optimizer, world, abort_flag, step, world.timeout)
+        state = optimizer_state_of_all(optimizer, world, abort_flag, step)
         tensors |= {f"{OPTIMIZER_PREFIX}{key}": tensor for key, tensor in state.items()}
     return tensors
 
@@ -69,23 +69,20 @@ def never_negative(name: str) -> bool:
 
 
 def optimizer_state_of_all(
-    optimizer: torch.optim.Optimizer,
-    world: World,
-    abort_flag: AbortFlag,
-    number: int,
-    timeout: float,
+    optimizer: torch.optim.Optimizer, world: World, abort_flag: AbortFlag, number: int
 ) -> dict[str, torch.Tensor]:
     """The floating-point state of this rank by key, with tensors that only other ranks had until
     now; `number` is that of this exchange between all ranks."""
+
+    def late(rank: int) -> RunError:
+        return RunError(
+            f"rank {rank} hasn't taken part in the change of plan within {world.timeout:g} s",
+            "look at the output of that rank, or allow more time with timeout=",
+        )
+
     kinds = kinds_of(_state(optimizer))
     world.put(f"slots/{number}/{world.rank}", json.dumps(kinds))
-    for rank in world.members:
-        text = world.wait_for(f"slots/{number}/{rank}", timeout, abort_flag)
-        if text is None:
-            raise RunError(
-                f"rank {rank} hasn't taken part in the change of plan within {timeout:g} s",
-                "look at the output of that rank, or allow more time with timeout=",
-            )
+    for text in world.read_all(f"slots/{number}", abort_flag, late).values():
         kinds |= json.loads(text)
     return {key: _tensor(optimizer, key, *kinds[key]) for key in sorted(kinds)}
 

@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from time import monotonic, time
 from typing import Any
 
-from thalweg.catalog import default_catalog, parse_plan
+from thalweg.catalog import parse_plan
 from thalweg.engine.collectives import SEE_OUTPUT_REMEDY, Collectives, RoundCounter
-from thalweg.errors import Interrupted, LayoutError, RunError, RunIsOver, StoreLost, ranks_text
+from thalweg.errors import Interrupted, RunError, RunIsOver, StoreLost, ranks_text
 from thalweg.members.membership import Membership
 from thalweg.members.membership_epoch import (
     MemberPhase,
@@ -37,9 +37,7 @@ from thalweg.members.membership_epoch import (
 )
 from thalweg.members.world import World
 from thalweg.plan import Plan
-from thalweg.redundancy import allocation_of, is_relayed
-from thalweg.schedules import Group
-from thalweg.training.auto.request import with_settings
+from thalweg.training.factory import fitting
 from thalweg.training.lifecycle import RankSession
 from thalweg.training.plan_context import tree_under_way
 from thalweg.training.plan_state import PlanState, after_member_change, equal_state
@@ -192,10 +190,8 @@ class Recovery:
         self._interrupt(MemberPhase.STEP)
         if session.replicas_differ:
             return False
-        # Torch's all-reduce has overwritten the gradients with means or partial sums.
-        spoilt = default_catalog().is_native(session.plan)
         loaded = None
-        if (own_loader and not spoilt) or session.keeps_own:
+        if session.keeps_own or (own_loader and source is not None and source.keeps_gradients):
             loaded = self._rendezvous(repeating=source)
             if loaded is None and session.source is source:
                 return True
@@ -327,7 +323,7 @@ class Recovery:
         self._refuse_unknown_place(epoch)
         self._collectives_to_skip = epoch.collectives_to_skip(session.rank)
         self._stops_at = epoch.stops_at
-        plan = _fitting(parse_plan(epoch.plan), session.everybody.subgroup(epoch.members))
+        plan = fitting(parse_plan(epoch.plan), session.everybody.subgroup(epoch.members))
         loaded = session.enter(
             world, plan, lambda: self._transferred(epoch, interruption), repeating
         )
@@ -495,16 +491,3 @@ class Recovery:
         for a while."""
         assert self.membership is not None
         return self._session.exchange.needs(rank, self.membership.suspected)
-
-
-def _fitting(plan: Plan, group: Group) -> Plan:
-    """The plan that these members can run: a code needs more than one worker, and torch's process
-    group can't lose any."""
-    if default_catalog().is_native(plan):
-        return with_settings(parse_plan("ring"), plan)
-    if is_relayed(plan):
-        try:
-            allocation_of(plan, group)
-        except LayoutError:
-            return with_settings(parse_plan("ring"), plan)
-    return plan

@@ -18,7 +18,7 @@ from thalweg.catalog import default_catalog, parse_plan
 from thalweg.engine.arrivals import Arrivals
 from thalweg.errors import Mismatch, PlanError, RunError, ThalwegError, UsageError
 from thalweg.plan import Plan
-from thalweg.redundancy import is_coded, is_relayed, waits_for_nobody
+from thalweg.redundancy import is_coded, is_relayed
 from thalweg.training.auto.controller import ADVICE_CHANGE, AutoController
 from thalweg.training.auto.request import is_auto
 from thalweg.training.checkpoint_io import load, load_state, own_state_of, save, state_of
@@ -273,7 +273,7 @@ class Run:
         return {name: torch.from_numpy(residual.copy()) for name, residual in residuals.items()}
 
     def _drift(self) -> float:
-        if waits_for_nobody(self._session.plan):
+        if not self._session.exchange.waits_for_all:
             raise RunError(
                 f"under {self.plan} no rank waits for another, so replicas are at different steps",
                 "switch to ring before; under a code the run ends by itself if replicas differ",
@@ -297,6 +297,7 @@ class Run:
     def stop(self) -> None:
         """Propose to stop, on any rank: `run.batches` and `run.epochs` end at the same step on all
         ranks."""
+        self._session.require_optimizer()
         self._session.agreement.propose("stop", True)
 
     def safe_point(self) -> None:
@@ -435,8 +436,7 @@ class Run:
         left = self._leave(seconds)
         if membership is None or not left or session.shutdown.failed or session.engine.failed:
             return left
-        ends_alone = waits_for_nobody(session.plan) and not session.is_checkpoint_writer
-        if not ends_alone and session.abort_flag.poll() is None:
+        if not session.is_spare and session.abort_flag.poll() is None:
             membership.end(self.step)
         return left
 

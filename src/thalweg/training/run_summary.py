@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch
 
 from thalweg.facts import Cluster
-from thalweg.observe import StepTotals, Straggler
-from thalweg.observe.step_totals import summary_text
+from thalweg.observe.step_totals import StepTotals, summary_text
+from thalweg.observe.straggler import Straggler
 from thalweg.predict import Advice
 from thalweg.training.compression_overlap import Timing
 

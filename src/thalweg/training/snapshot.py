@@ -23,7 +23,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import nn
 
@@ -32,17 +31,20 @@ from thalweg.engine.digest import digest
 from thalweg.errors import RunError, ranks_text
 from thalweg.training.data.position import BatchIndex
 from thalweg.training.plan_state import ARRAYS_FIELD, COMBINE_FIELD, PlanState, packed, unpacked
-from thalweg.training.state_encoding import Tensors, kinds_of, pack, places_for, unpack
+from thalweg.training.state_encoding import (
+    MISREAD_ERRORS,
+    Tensors,
+    kinds_of,
+    pack,
+    places_for,
+    unpack,
+)
 from thalweg.transports import Array
 
 SNAPSHOT_FORMAT = 1
 FORMAT_FIELD = "thalweg snapshot"  # of a packed snapshot, with its format
 MAX_TRANSFER_COUNT = 3  # of one snapshot, until it arrives as it was sent
 MESSAGE_PREFIX_STRUCT = struct.Struct("<qqq")  # the sender, the digest of the rest, the head's size
-MISREAD_ERRORS = (
-    *(ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError),
-    *(RuntimeError, SafetensorError, struct.error),
-)
 log = logging.getLogger("thalweg")
 
 

@@ -24,12 +24,17 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from thalweg.errors import CheckpointError
 from thalweg.members.agreement import Json
 
 MAX_NESTING_COUNT = 100
+MISREAD_ERRORS = (  # of data that `pack` didn't make
+    *(ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError),
+    *(SafetensorError, struct.error),
+)
 Kinds = dict[str, tuple[list[int], str]]  # shape and type of tensors, by name
 _UNPACKABLE_REMEDY = "keep only tensors, numbers, text and plain containers of these in it"
 _MIN_HEX_INTEGER = 2**63  # Python limits the decimal digits that it reads
@@ -76,10 +81,7 @@ def unpack(tree: Json, tensors: Tensors) -> Any:
     """The state from which `pack` made these two; ValueError if it didn't."""
     try:
         return _unpack(tree, tensors)
-    except (
-        *(ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError),
-        *(MemoryError, struct.error),
-    ) as error:
+    except (*MISREAD_ERRORS, MemoryError) as error:
         raise ValueError(f"{type(error).__name__}: {error}".partition("\n")[0]) from None
 
 

@@ -21,10 +21,10 @@ import torch
 import thalweg
 from thalweg.engine.arrivals import Arrivals
 from thalweg.members.activity import WAITING_PHASE
-from thalweg.observe import StepRecord
 from thalweg.observe.journal import Journal
 from thalweg.observe.monitor import Monitor
-from thalweg.training.backward_hooks import AfterBackward, after_gradient
+from thalweg.observe.records import StepRecord
+from thalweg.training.backward_hooks import after_backward, after_gradient
 from thalweg.training.events import Events
 from thalweg.training.factory import trainable
 from thalweg.training.lifecycle import RankSession
@@ -53,7 +53,7 @@ class StepTimer:
         self.blocked = 0.0  # seconds of the training thread that monitoring took
         self._session = session
         self._plan, self._members = session.plan, session.world.members
-        self._end: AfterBackward | None = None
+        self._end: Callable[[], object] | None = None
         world = session.world
         self.monitor = Monitor(
             world,
@@ -105,10 +105,10 @@ class StepTimer:
             self.monitor.activity.enter_phase(FORWARD_PHASE, self._step)
 
     def _gradient(self, _: torch.Tensor) -> None:
-        if self._end is not None and self._end.is_to_come():
+        if self._end is not None and self._end() is not None:
             return
         self._session.data_position.start_backward()
-        self._end = AfterBackward(self._is_through)
+        self._end = after_backward(self._is_through)
         if not self._first:
             self._first = monotonic()
             self.monitor.activity.enter_phase(BACKWARD_PHASE, self._step)
@@ -120,12 +120,12 @@ class StepTimer:
         self.computed = True
         self._last = monotonic()
         self.monitor.activity.enter_phase(WAITING_PHASE, self._step)
-        AfterBackward(self._are_averaged)
+        after_backward(self._are_averaged)
 
     def _are_averaged(self) -> None:
         self._averaged = monotonic()
         self.monitor.activity.enter_phase(OPTIMIZER_PHASE, self._step)
-        AfterBackward(self._call_when_averaged)  # after DDP's own callbacks, too
+        after_backward(self._call_when_averaged)  # after DDP's own callbacks, too
 
     def stepped(self) -> None:
         """The optimizer has stepped; parameters may be averaged next."""

@@ -10,6 +10,7 @@ One thread waits for messages, for changes of connections and for `wake`, and ne
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Iterable, Mapping
 from enum import IntEnum
@@ -80,6 +81,7 @@ class BestEffortTransport:
             rank, store, host, purpose=POST_PURPOSE, security=security, namespace=namespace
         )
         self._wire = Wire(self._endpoint, POST_HEADER_STRUCT.size)
+        self.wake = self._wire.wake  # ends the wait of the thread that receives
         self.endpoint = self._endpoint.record.endpoint
         self.refused: Mapping[RejectionReason, int] = self._endpoint.refused
         self._closing = Lock()
@@ -102,7 +104,9 @@ class BestEffortTransport:
         outbound = self._wire.reach(message.peer)
         if outbound is None:
             return False
-        is_gone = outbound.down and outbound.has_broken  # one that never was up may only be slow
+        is_gone = (
+            outbound.down_since is not None and outbound.has_broken
+        )  # one that never was up may only be slow
         if is_gone or len(outbound.queue) >= self._queue:
             return False
         _, kind, step, piece, covered, array = message
@@ -121,13 +125,9 @@ class BestEffortTransport:
         messages = (self._read(message) for message in received or ())
         return [message for message in messages if message is not None]
 
-    def wake(self) -> None:
-        """End the wait of the thread that receives; any thread may call this."""
-        self._wire.wake()
-
     def is_down(self, peer: int) -> bool:
         outbound = self._wire.outbound.get(peer)
-        return outbound is not None and outbound.down
+        return outbound is not None and outbound.down_since is not None
 
     def seconds_down(self, peer: int) -> float:
         outbound = self._wire.outbound.get(peer)
@@ -140,7 +140,7 @@ class BestEffortTransport:
 
     def close(self) -> None:
         """Close after a short time for the last messages to be written, if the peer is up."""
-        if self._wire.is_fork:
+        if os.getpid() != self._wire.owner_pid:
             return
         with self._closing:
             if self._closed:

@@ -84,26 +84,22 @@ class Outbound:
         self.has_broken = False  # after it was up: messages in flight are lost even if it is back
         self.awaited = False  # a thread waits for room in the queue, or until a message is done
         self._was_up = False
-        self._down_since: float | None = None
+        self.down_since: float | None = None  # None while it is up or was never dialed
         self._cipher: RecordCipher | None = None
         self._parts: deque[memoryview] = deque()  # to be written next
         self._ends: deque[tuple[int, Outgoing]] = deque()  # where messages end in these parts
         self._written = 0  # bytes of these parts
         self._staged = bytearray()
 
-    @property
-    def down(self) -> bool:
-        return self._down_since is not None
-
     def seconds_down(self) -> float:
         """The time for which the connection has been down; 0 while it is up or was never dialed."""
-        since = self._down_since
+        since = self.down_since
         return 0.0 if since is None else monotonic() - since
 
     def up(self, connection: socket.socket, cipher: RecordCipher | None) -> None:
         """Start to use this socket after its handshake; the lock is held."""
         self.socket, self._cipher = connection, cipher
-        self._down_since = None
+        self.down_since = None
         self._was_up = True
         if cipher is not None and not self._staged:
             self._staged = bytearray(CIPHERTEXT_STAGE_BYTES)
@@ -113,8 +109,8 @@ class Outbound:
         message is lost, those behind it are not. Returns the socket that the caller closes."""
         lost, self.socket = self.socket, None
         self.has_broken = self.has_broken or self._was_up
-        if self._down_since is None:
-            self._down_since = monotonic()
+        if self.down_since is None:
+            self.down_since = monotonic()
         self._drop_partly_written()
         return lost
 
@@ -123,7 +119,7 @@ class Outbound:
         held. Returns the socket that the caller closes."""
         lost, self.socket = self.socket, None
         self.peer_record = record
-        self._down_since = None
+        self.down_since = None
         self._drop_partly_written()
         while self.queue:
             self.queue.popleft().done = True

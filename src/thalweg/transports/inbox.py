@@ -7,7 +7,7 @@ next epoch before this rank: its messages are kept until this rank enters too, u
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Container
 from threading import Condition
 from time import monotonic
 
@@ -17,6 +17,7 @@ from thalweg.transports.transport import Address, Array, Landings
 
 MAX_EARLY_MESSAGES = 512  # messages of later epochs that are kept
 MAX_EARLY_BYTES = 256 << 20
+EVERYBODY = range(1 << 31)
 
 
 class Inbox:
@@ -27,7 +28,7 @@ class Inbox:
         self.closed = False
         self.membership_epoch = 0
         self.refused = RejectionCounter(rank) if refused is None else refused
-        self._members: frozenset[int] | None = None  # None: everybody
+        self.members: Container[int] = EVERYBODY
         self._changed = Condition()
         self._woken = False
         self._messages: dict[Address, deque[Array]] = {}
@@ -38,15 +39,12 @@ class Inbox:
             raise TransportClosed(f"rank {self.rank} {doing} after close()", "do so before it")
 
     def refuse_if_no_member(self, peer: int) -> None:
-        if not self.has_member(peer):
+        if peer not in self.members:
             raise TransportError(
                 f"rank {peer} isn't in membership epoch {self.membership_epoch} of rank "
                 f"{self.rank}",
                 "exchange messages with members, or enter an epoch that has this rank",
             )
-
-    def has_member(self, peer: int) -> bool:
-        return self._members is None or peer in self._members
 
     def enter_epoch(self, epoch: int, members: Collection[int]) -> None:
         """Drop messages of older epochs, and deliver those of this one that came early."""
@@ -61,7 +59,7 @@ class Inbox:
             dropped = sum(len(queue) for queue in self._messages.values())
             self.refused.count(RejectionReason.STALE, dropped)
             self.membership_epoch = epoch
-            self._members = frozenset(members)
+            self.members = frozenset(members)
             self._messages.clear()
             early, self._early = self._early, []
             for message in early:
@@ -120,7 +118,7 @@ class Inbox:
                 self.refused.count(RejectionReason.TOO_EARLY)
         elif epoch < self.membership_epoch:
             self.refused.count(RejectionReason.STALE)
-        elif not self.has_member(address.peer):
+        elif address.peer not in self.members:
             self.refused.count(RejectionReason.OUTSIDER)
         else:
             self._messages.setdefault(address, deque()).append(array)

@@ -7,7 +7,6 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from time import monotonic
 
-from thalweg.transports.store_client import Store
 from thalweg.transports.transport import Address, Array, Label, Landings, Sending, Transport
 
 MESSAGE_HISTORY_COUNT = 100_000
@@ -29,6 +28,12 @@ class RecordedTransport:
         self.messages: deque[RecordedMessage] = deque(maxlen=kept)
         self._inner = inner
         self.rank = inner.rank
+        self.enter_epoch = inner.enter_epoch
+        self.idle = inner.idle
+        self.wake = inner.wake
+        self.check_sends = inner.check_sends
+        self.use_store = inner.use_store
+        self.close = inner.close
 
     def send(self, peer: int, label: Label, array: Array, deadline: float) -> Sending:
         self._record(True, peer, label, array)
@@ -43,24 +48,6 @@ class RecordedTransport:
         address, array = self._inner.receive_any(wanted, deadline, landings)
         self._record(False, *address, array)
         return address, array
-
-    def enter_epoch(self, epoch: int, members: Collection[int]) -> None:
-        self._inner.enter_epoch(epoch, members)
-
-    def idle(self, seconds: float) -> None:
-        self._inner.idle(seconds)
-
-    def wake(self) -> None:
-        self._inner.wake()
-
-    def check_sends(self) -> None:
-        self._inner.check_sends()
-
-    def use_store(self, store: Store) -> None:
-        self._inner.use_store(store)
-
-    def close(self) -> None:
-        self._inner.close()
 
     def _record(self, sent: bool, peer: int, label: Label, array: Array) -> None:
         message = RecordedMessage(

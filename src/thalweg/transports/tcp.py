@@ -15,12 +15,14 @@ this.
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from threading import Lock
 from time import monotonic, sleep
 
+import numpy as np
 import torch
 
 from thalweg.errors import PeerLost
@@ -38,7 +40,6 @@ from thalweg.transports.transport import (
     Landing,
     Landings,
     Sending,
-    in_bytes,
 )
 from thalweg.transports.wire import Wire
 
@@ -74,6 +75,7 @@ class TcpTransport:
         endpoint = Endpoint(rank, store, host, purpose=TCP_PURPOSE, security=security)
         self._wire = Wire(endpoint, TCP_HEADER_STRUCT.size)
         self.refused: Mapping[RejectionReason, int] = endpoint.refused
+        self.wake = self._wire.wake
         self._inbox = Inbox(rank, endpoint.refused)
         self._landings: Landings | None = None
         self._in_use = Lock()  # the wire belongs to one thread at a time
@@ -85,13 +87,13 @@ class TcpTransport:
         self._wire.endpoint.use_store(store)
 
     def send(self, peer: int, label: Label, array: Array, deadline: float) -> Sending:
-        payload = in_bytes(array)
+        payload = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         with self._in_use:
-            self._inbox.refuse_if_closed("sends")
-            self._inbox.refuse_if_no_member(peer)
+            outbound = self._wire.outbound.get(peer)  # of this epoch, until `close`
+            if outbound is None:
+                outbound = self._connect(peer, label, deadline)
             header = TCP_HEADER_STRUCT.pack(self._inbox.membership_epoch, *label, payload.nbytes)
-            outbound = self._connection(peer, label, deadline)
-            if outbound.down:
+            if outbound.down_since is not None:
                 self._check_peer(peer)
             while len(outbound.queue) >= MAX_QUEUED_MESSAGES:
                 self._wait_for_room(outbound, label, deadline)
@@ -130,7 +132,7 @@ class TcpTransport:
                 self._inbox.refuse_if_closed("sends")
                 outbound.awaited = True
                 moved = message.done or self._receive(min(SEND_CHECK_POLL_SECONDS, left))
-                if not moved and self._inbox.has_member(peer):
+                if not moved and peer in self._inbox.members:
                     self._check_peer(peer)
             if not moved:
                 self._raise_if_aborted()
@@ -139,9 +141,6 @@ class TcpTransport:
         with self._in_use:
             if not self._inbox.closed:
                 self._receive(seconds)
-
-    def wake(self) -> None:
-        self._wire.wake()
 
     def check_sends(self) -> None:
         with self._in_use:
@@ -156,14 +155,16 @@ class TcpTransport:
 
     def close(self) -> None:
         """Close the transport after a short time for the last messages to be written."""
-        if self._inbox.closed or self._wire.is_fork:
+        if self._inbox.closed or os.getpid() != self._wire.owner_pid:
             return
         self._inbox.close()
-        self._wire.wake()
+        self.wake()
         with self._in_use:
             self._wire.close(self._wire.outbound.values())
 
-    def _connection(self, peer: int, label: Label, deadline: float) -> Outbound:
+    def _connect(self, peer: int, label: Label, deadline: float) -> Outbound:
+        self._inbox.refuse_if_closed("sends")
+        self._inbox.refuse_if_no_member(peer)
         while (outbound := self._wire.reach(peer)) is None:
             if monotonic() >= deadline:
                 raise peer_late_error(self.rank, (Address(peer, label),))

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 from numpy.typing import NDArray
 
 from thalweg.transports.store_client import Store
@@ -101,11 +100,6 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Drop incoming messages. Waiting calls raise TransportClosed."""
-
-
-def in_bytes(array: Array) -> Array:
-    """The bytes of an array as a vector; a copy only if it isn't contiguous or is read-only."""
-    return np.require(array, requirements=("C", "W")).reshape(-1).view(np.uint8)
 
 
 class _CompletedSend:

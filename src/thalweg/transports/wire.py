@@ -43,15 +43,10 @@ class Wire:
         self._header_nbytes = header_nbytes
         self._full: list[Outbound] = []  # connections whose socket accepts no more
         self._selector = WakeableSelector()
-        self._process = os.getpid()
+        # In a fork nobody may send: two writers would encrypt different texts under the same nonce.
+        self.owner_pid = os.getpid()
         self.wake = self._selector.wake
         endpoint.start(self._admit, self.wake)
-
-    @property
-    def is_fork(self) -> bool:
-        """True in a fork of the process that opened the connections, which alone may use them: two
-        writers would encrypt different texts under the same nonce."""
-        return os.getpid() != self._process
 
     def connect(self, record: PeerRecord) -> Outbound:
         """Return a connection to this peer, which opens in the background."""
@@ -70,7 +65,7 @@ class Wire:
 
     def send(self, outbound: Outbound, header: bytes, payload: memoryview) -> Outgoing:
         """Write the message, or queue it if the socket is full or not open."""
-        if self.is_fork:
+        if os.getpid() != self.owner_pid:
             raise TransportError(
                 f"rank {self.endpoint.rank} sends from a fork of its process",
                 "communicate in the process that attached",
@@ -128,7 +123,7 @@ class Wire:
         """Close all connections after a short time for the messages in these to be written."""
         deadline = monotonic() + SEND_LINGER_SECONDS
         for outbound in lingers:
-            while not outbound.is_empty and not outbound.down and monotonic() < deadline:
+            while not outbound.is_empty and outbound.down_since is None and monotonic() < deadline:
                 sleep(SEND_LINGER_POLL_SECONDS)
         self.hang_up()
         self.endpoint.close()

@@ -10,6 +10,7 @@ import pytest
 
 from tests.chaos.histories import KILL, history_of
 from thalweg.chaos.checks import gradient_counts
+from thalweg.chaos.checks.invariants import named
 from thalweg.chaos.history import Commit, Ended, Named, Record, Recovered, Sent, Struck
 from thalweg.chaos.recovery_times import fault_times
 from thalweg.facts import Cluster
@@ -69,13 +70,19 @@ def more(rank: int, by: float) -> Callable[[Commit], Commit]:
 
 
 def once(events: list[Record]) -> list[str]:
-    return [found.text for found in gradient_counts.once_each(history_of(events))]
+    return [found.text for found in named("counted", gradient_counts.once_each(history_of(events)))]
 
 
 def test_nothing_is_found_where_each_gradient_counts_once() -> None:
     assert once(asynchronous()) == []
     history = history_of(asynchronous())
-    assert gradient_counts.within_bounds(history, fault_times(history, CLUSTER), STALENESS) == []
+    assert (
+        named(
+            "counted",
+            gradient_counts.within_bounds(history, fault_times(history, CLUSTER), STALENESS),
+        )
+        == []
+    )
 
 
 def test_a_gradient_is_applied_twice() -> None:
@@ -130,7 +137,9 @@ def test_ranks_end_with_different_parameters() -> None:
 def test_one_gets_too_far_ahead() -> None:
     ahead = changed(asynchronous(), 0, 3, lambda event: replace(event, step=event.step + 2))
     history = history_of(ahead)
-    found = gradient_counts.within_bounds(history, fault_times(history, CLUSTER), STALENESS)
+    found = named(
+        "counted", gradient_counts.within_bounds(history, fault_times(history, CLUSTER), STALENESS)
+    )
     assert (
         "rank 0 after step 5 of membership epoch 1: rank 1 has sent 2 gradients, more"
         in found[0].text
@@ -141,7 +150,13 @@ def test_one_gets_too_far_ahead() -> None:
     )
     marks = [Struck(time=1.0, fault=0), Recovered(time=80.0, fault=0)]
     history = history_of([*ahead, *marks], KILL)  # it is out
-    assert gradient_counts.within_bounds(history, fault_times(history, CLUSTER), STALENESS) == []
+    assert (
+        named(
+            "counted",
+            gradient_counts.within_bounds(history, fault_times(history, CLUSTER), STALENESS),
+        )
+        == []
+    )
 
 
 # lgc: four ranks, of which three are waited for
@@ -172,7 +187,10 @@ def compensated(steps: list[Weights]) -> list[Record]:
 def late(events: list[Record]) -> list[str]:
     history = history_of(events)
     return [
-        found.text for found in gradient_counts.counted_now_or_next_step(history, lambda ranks: 3)
+        found.text
+        for found in named(
+            "counted", gradient_counts.counted_now_or_next_step(history, lambda ranks: 3)
+        )
     ]
 
 

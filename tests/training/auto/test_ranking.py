@@ -8,7 +8,7 @@ from thalweg.catalog import default_catalog, parse_plan
 from thalweg.declarations import Promise
 from thalweg.facts import Cluster, Duration, Machine, Situation, Size, StragglerDelay, Workload
 from thalweg.predict import Advice, advise
-from thalweg.predict.extra_steps import ExtraSteps
+from thalweg.predict.advisor import ExtraSteps
 from thalweg.predict.fitting import FREE_BACKEND_ASSUMPTION
 from thalweg.schedules import Group
 from thalweg.training.auto.controller import PlanRanker, cycle_of, waiting_seconds, warmup_steps_of

@@ -23,7 +23,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import combinations
 from operator import attrgetter
 
-from thalweg.chaos.checks import check
 from thalweg.chaos.history import Commit, Ended, History, Sent, Starved
 from thalweg.chaos.recovery_times import FaultTimes
 
@@ -35,7 +34,6 @@ Ranks = frozenset[int]
 # asp
 
 
-@check("counted")
 def once_each(history: History) -> Iterator[str]:
     """Each gradient of every rank counts once, under `asp`."""
     sent = _sent(history)
@@ -60,7 +58,6 @@ def once_each(history: History) -> Iterator[str]:
         yield "after the final consensus ranks hold different parameters"
 
 
-@check("counted")
 def within_bounds(history: History, faults: Sequence[FaultTimes], staleness: int) -> Iterator[str]:
     """No rank gets more than `staleness` steps ahead of another member, under `asp`."""
     sent = _sent(history)
@@ -96,7 +93,6 @@ def _is_away(history: History, rank: int, time: float) -> bool:
 # lgc
 
 
-@check("counted")
 def counted_now_or_next_step(history: History, first: Callable[[int], int]) -> Iterator[str]:
     """Gradients of every step count as the formula says, under `lgc`; of n ranks a step waits for
     `first(n)`."""
@@ -106,7 +102,11 @@ def counted_now_or_next_step(history: History, first: Callable[[int], int]) -> I
         ranks, step = commit.members, commit.step
         if (commit.formation, step) in possible:
             continue
-        any_of_them = set(_choices(ranks, first(len(ranks))))
+        any_of_them = {
+            frozenset(chosen)
+            for number in range(first(len(ranks)), len(ranks) + 1)
+            for chosen in combinations(ranks, number)
+        }
         now, then = (
             frozenset(rank for rank in ranks if (rank, number) in computed)
             for number in (step, step - 1)
@@ -152,11 +152,6 @@ def _is_explained(
         if len(are_late) == late and all(abs(value) < SAMPLE_COUNT_TOLERANCE for value in others):
             return True
     return False
-
-
-def _choices(ranks: Sequence[int], least: int) -> Iterator[Ranks]:
-    for number in range(least, len(ranks) + 1):
-        yield from map(frozenset, combinations(ranks, number))
 
 
 # Both

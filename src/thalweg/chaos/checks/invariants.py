@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from thalweg.catalog import default_catalog, parse_plan
@@ -13,7 +13,7 @@ from thalweg.chaos.checks import (
     replica_state,
     step_order,
 )
-from thalweg.chaos.history import MAX_RECORDS, History, Lost, Violation
+from thalweg.chaos.history import MAX_RECORDS, History, Lost, Problem, Violation
 from thalweg.chaos.recovery_times import FaultTimes
 from thalweg.declarations import Promise
 from thalweg.engine.tree_node import MAX_RESULT_HISTORY_STEPS
@@ -44,27 +44,39 @@ def violations(
     if history.is_full:
         text = f"records after the first {MAX_RECORDS} were not checked; give fewer faults"
         found.append(Violation("history", text))
-    found += membership_epochs.one_epoch_at_a_time(history, under_way=_under_way(plan))
-    found += step_order.in_order(history, jumps=waits_for_nobody(plan))
+    found += named(
+        "members", membership_epochs.one_epoch_at_a_time(history, under_way=_under_way(plan))
+    )
+    found += named("steps", step_order.in_order(history, jumps=waits_for_nobody(plan)))
     if not waits_for_nobody(plan):
-        found += step_order.batches_whole(history, batch, checksums)
+        found += named("samples", step_order.batches_whole(history, batch, checksums))
     if plan.averages_parameters:
-        found += replica_state.mean_preserved(history) + replica_state.close(history)
+        found += named("mean", replica_state.mean_preserved(history)) + named(
+            "drift", replica_state.close(history)
+        )
     elif staleness is not None:
-        found += gradient_counts.once_each(history)
-        found += gradient_counts.within_bounds(history, faults, staleness)
+        found += named("counted", gradient_counts.once_each(history))
+        found += named("counted", gradient_counts.within_bounds(history, faults, staleness))
     else:
-        found += replica_state.equal(history)
+        found += named("equal", replica_state.equal(history))
     if is_compensated(plan):
-        found += gradient_counts.counted_now_or_next_step(
-            history, lambda ranks: fastest(plan, ranks)
+        found += named(
+            "counted",
+            gradient_counts.counted_now_or_next_step(history, lambda ranks: fastest(plan, ranks)),
         )
     if promise is Promise.EXACT:
-        found += replica_state.as_expected(history, digests)
-    found += liveness.progress(faults, recovery_limit)
-    found += liveness.causes_reported(history, faults, missed=not is_relayed(plan))
-    found += liveness.checkpoints(history, faults)
+        found += named("foretold", replica_state.as_expected(history, digests))
+    found += named("progress", liveness.progress(faults, recovery_limit))
+    found += named(
+        "culprit", liveness.causes_reported(history, faults, missed=not is_relayed(plan))
+    )
+    found += named("checkpoints", liveness.checkpoints(history, faults))
     return found
+
+
+def named(check: str, problems: Iterable[Problem]) -> list[Violation]:
+    """The problems that the check of this name has found, as violations."""
+    return [Violation(check, *((p,) if isinstance(p, str) else p)) for p in problems]
 
 
 def _under_way(plan: Plan) -> int:

@@ -16,10 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from thalweg.chaos.checks import Problem, check
 from thalweg.chaos.exact_job import CHECKPOINT_PERIOD_STEPS
 from thalweg.chaos.fault import FaultKind
-from thalweg.chaos.history import History, Refused, Saved, Starved
+from thalweg.chaos.history import History, Problem, Refused, Saved, Starved
 from thalweg.chaos.recovery_times import FaultTimes
 from thalweg.errors import ranks_text
 from thalweg.members.failure_detector import MAX_SILENCE_TIMEOUT_SECONDS
@@ -33,7 +32,6 @@ MIN_OBSERVABLE_FAULT_SECONDS = 2.0  # no rank need notice a shorter fault
 DETECTED_FAULT_KINDS: tuple[FaultKind, ...] = ("kill", "restart", "pause", "cut", "oneway")
 
 
-@check("progress")
 def progress(faults: Sequence[FaultTimes], recovery_limit: float) -> Iterator[Problem]:
     for times in faults:
         fault, stall, rejoin = times.fault, times.stall_seconds, times.rejoin_seconds
@@ -48,7 +46,6 @@ def progress(faults: Sequence[FaultTimes], recovery_limit: float) -> Iterator[Pr
             yield _of(times, f"{ranks} rejoined {rejoin:.1f} s after it ended")
 
 
-@check("culprit")
 def causes_reported(
     history: History, faults: Sequence[FaultTimes], *, missed: bool = True
 ) -> Iterator[Problem]:
@@ -83,7 +80,6 @@ def causes_reported(
             )
 
 
-@check("checkpoints")
 def checkpoints(history: History, faults: Sequence[FaultTimes]) -> Iterator[Problem]:
     refusals = history.of(Refused)
     saves = [record.time for record in history.of(Saved)]

@@ -12,12 +12,10 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 
-from thalweg.chaos.checks import check
 from thalweg.chaos.history import Commit, History
 from thalweg.errors import ranks_text
 
 
-@check("members")
 def one_epoch_at_a_time(history: History, under_way: int) -> Iterator[str]:
     """A rank takes at most `under_way` steps without a message from the others."""
     commits = sorted(history.commits, key=lambda commit: commit.time)

@@ -12,19 +12,17 @@ only members of the same membership epoch are compared.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from statistics import median
 
-from thalweg.chaos.checks import check
 from thalweg.chaos.history import Commit, Ended, History
+from thalweg.facts import grouped
 
 REPLICA_MEAN_TOLERANCE = 1e-4  # of a mean, relative to the largest term
 MAX_REPLICA_DISTANCE_FACTOR = 20.0  # relative to the median distance before averaging
 MIN_REPLICA_DISTANCE_STEPS = 5  # for that median
 
 
-@check("equal")
 def equal(history: History) -> Iterator[str]:
     """Members hold identical bits after every step of an epoch, and all ranks do at the end."""
     digests = {
@@ -38,7 +36,6 @@ def equal(history: History) -> Iterator[str]:
             yield f"{when}: {', '.join(f'rank {r} {d}' for r, d in of_ranks.items())}"
 
 
-@check("foretold")
 def as_expected(history: History, expected: Mapping[int, str]) -> Iterator[str]:
     """Parameters equal those of a single process with the same batches; only the first difference
     of each process counts, since all later ones follow from it."""
@@ -54,7 +51,6 @@ def as_expected(history: History, expected: Mapping[int, str]) -> Iterator[str]:
             )
 
 
-@check("mean")
 def mean_preserved(history: History) -> Iterator[str]:
     """Every averaging that no change of members interrupted preserves the mean."""
     for (epoch, step), commits in _by_step(history).items():
@@ -72,7 +68,6 @@ def mean_preserved(history: History) -> Iterator[str]:
                 break
 
 
-@check("drift")
 def close(history: History) -> Iterator[str]:
     """No replica is ever many times farther from the mean than replicas are before averaging. The
     distance after averaging is no measure: some plans make some numbers of replicas equal."""
@@ -96,10 +91,7 @@ def close(history: History) -> Iterator[str]:
 
 
 def _by_step(history: History) -> dict[tuple[int, int], list[Commit]]:
-    found: dict[tuple[int, int], list[Commit]] = defaultdict(list)
-    for commit in history.commits:
-        found[commit.formation, commit.step].append(commit)
-    return found
+    return grouped(((commit.formation, commit.step), commit) for commit in history.commits)
 
 
 def _is_complete(commits: list[Commit]) -> bool:

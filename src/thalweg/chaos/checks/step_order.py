@@ -14,11 +14,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
-from thalweg.chaos.checks import check
 from thalweg.chaos.history import Commit, History
 
 
-@check("steps")
 def in_order(history: History, *, jumps: bool = False) -> Iterator[str]:
     """Processes take steps in order. `jumps` is True if ranks may skip steps whose results others
     sent them, as in a coded tree."""
@@ -39,7 +37,6 @@ def in_order(history: History, *, jumps: bool = False) -> Iterator[str]:
         )
 
 
-@check("samples")
 def batches_whole(history: History, batch: int, checksums: Mapping[int, int]) -> Iterator[str]:
     """`checksums` are those of the batches, by step. The first step of an epoch may lack as many
     samples as were recorded as lost with the ranks that left."""

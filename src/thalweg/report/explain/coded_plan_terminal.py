@@ -80,8 +80,7 @@ def _shortened(lines: list[_TreeRow], everything: bool) -> list[_TreeRow]:
 
 def _teams_text(teams: Teams) -> str:
     if len(teams) > MAX_TEAMS_PER_LINE:
-        shown = [*teams[: MAX_TEAMS_PER_LINE // 2], teams[-1]]
-        *some, last = map(_team_text, shown)
+        *some, last = map(_team_text, [*teams[: MAX_TEAMS_PER_LINE // 2], teams[-1]])
         return f"{' | '.join(some)} | ... | {last}  ({len(teams)} teams)"
     return " | ".join(map(_team_text, teams))
 

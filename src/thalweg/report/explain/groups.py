@@ -16,7 +16,7 @@ from statistics import median
 from xml.etree import ElementTree as ET
 
 from thalweg.catalog import Catalog
-from thalweg.facts import Rate, Size, Workload, counted
+from thalweg.facts import Rate, Size, Workload, counted, grouped
 from thalweg.plan import Plan
 from thalweg.predict.mixing import MixingSummary, mixing_of, mixing_summary, uplink_traffic
 from thalweg.report.shapes import add, box, dot, facts, legend, line, text_width, tip, words
@@ -97,9 +97,7 @@ class Groups:
         if self.uplink_traffic is not None:
             times = f"{self.uplink_traffic:.3g}x the model size"
             lines.append(("uplinks", f"{times} leaves the busiest rack per step, on average"))
-        alike: dict[str, list[str]] = {}
-        for member in self.contended:
-            alike.setdefault(str(member), []).append(member.name)
+        alike = grouped((str(member), member.name) for member in self.contended)
         kept = [f"{_few(members)}: {text}" for text, members in alike.items()]
         if self.pairs:
             kept.append("racks average in pairs by turns: uplinks are too slow for all at once")

@@ -30,10 +30,9 @@ from math import isfinite
 from typing import Any
 
 from thalweg.codes import TREE_ROOT
-from thalweg.report.explain.async_plan import AsyncPlanView
 from thalweg.report.explain.coded_plan import BatchPart, CodedPlanView
 from thalweg.report.explain.groups import Groups
-from thalweg.report.explain.step_view import Explanation, Scene
+from thalweg.report.explain.step_view import AsyncPlanView, Explanation, Scene
 
 Entries = dict[str, Any]
 WHEN_READY, AFTER_OPTIMIZER = "when the bucket is ready", "after the optimizer step"

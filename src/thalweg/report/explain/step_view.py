@@ -1,7 +1,13 @@
-"""One step of a plan: its rounds, checked and put into time slots, with their traffic."""
+"""One step of a plan: its rounds, checked and put into time slots, with their traffic.
+
+Plans without common rounds have messages to and from one root, at each worker's own speed: there is
+no schedule to draw or to check before it runs. The traffic is known all the same: each step of each
+worker is one gradient up and one answer down.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
 
@@ -9,8 +15,7 @@ from thalweg.catalog import Catalog, Guarantee
 from thalweg.errors import UsageError
 from thalweg.facts import Link, Workload, counted
 from thalweg.plan import Plan
-from thalweg.redundancy import is_coded
-from thalweg.report.explain.async_plan import AsyncPlanView, async_plan_view, is_async_plan
+from thalweg.redundancy import fastest, is_coded, is_compensated, root_of
 from thalweg.report.explain.coded_plan import CodedPlanView, RootTraffic, coded_plan_view
 from thalweg.report.explain.groups import Groups, groups_of
 from thalweg.schedules import (
@@ -198,3 +203,95 @@ def _slowest_link(link_traffic: Traffic, group: Group) -> tuple[Link, float] | N
         if link in rates
     }
     return max(seconds.items(), key=lambda entry: entry[1], default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AsyncPlanView:
+    """The messages of a plan without rounds; `story` has a line with a name for each kind."""
+
+    root: int
+    up_nbytes: int  # per step of one worker
+    down_nbytes: int
+    story: tuple[tuple[str, str], ...]
+    traffic: Traffic
+
+
+def is_async_plan(plan: Plan) -> bool:
+    return is_compensated(plan) or plan.cadence.staleness is not None
+
+
+def async_plan_view(
+    plan: Plan, group: Group, workload: Workload, step: int, catalog: Catalog
+) -> AsyncPlanView:
+    root = root_of(plan, group, catalog)
+    assert root is not None
+    up = _compressed(plan, workload, step, catalog)
+    down = workload.nbytes
+    staleness = plan.cadence.staleness
+    if staleness is None:
+        story = _compensated(fastest(plan, group.size), group.size, root)
+    else:
+        story = _asynchronous(staleness, root)
+    return AsyncPlanView(
+        root=root,
+        up_nbytes=up,
+        down_nbytes=down,
+        story=tuple(story.items()),
+        traffic=_async_traffic(group, root, up, down),
+    )
+
+
+def _compensated(k: int, workers: int, root: int) -> dict[str, str]:
+    rest = workers - k
+    return {
+        "up": f"every worker sends its gradient to rank {root}, with the number of its step",
+        "at the root": (
+            f"the fastest {k} of {workers} make the step: g, their mean, and c, the correction for "
+            "the step before"
+        ),
+        "down": f"rank {root} sends g + c to all workers, which take the step with it",
+        "one step late": (
+            f"c = {rest}/{workers} (h - g), h the mean of the {rest} that were too late for the "
+            "step before"
+        ),
+        "dropped": "gradients that are older than one step",
+    }
+
+
+def _asynchronous(staleness: int, root: int) -> dict[str, str]:
+    return {
+        "push": f"a worker sends its gradient to rank {root} whenever it has one",
+        "at the root": "each gradient is a step of its own, taken on arrival",
+        "pull": f"rank {root} answers that worker alone, with the parameters at that time",
+        "bound": (
+            f"a worker more than {staleness} steps ahead of the slowest is answered when that has "
+            "caught up"
+        ),
+    }
+
+
+def _compressed(plan: Plan, workload: Workload, step: int, catalog: Catalog) -> int:
+    if plan.precision is None:
+        return workload.nbytes
+    compressor = catalog.compressors[plan.precision.name]
+    return sum(
+        payload.nbytes
+        for bucket in workload.buckets(plan.settings.bucket)
+        for payload in compressor.payloads(bucket.tensors, step, **plan.precision.arguments)
+    )
+
+
+def _async_traffic(group: Group, root: int, up: int, down: int) -> Traffic:
+    others = [rank for rank in group.ranks if rank != root]
+    links: Counter[Link] = Counter()
+    for rank in others:
+        for link in group.cluster.path(rank, root):
+            links[link] += up
+        for link in group.cluster.path(root, rank):
+            links[link] += down
+    return Traffic(
+        sent={root: len(others) * down, **dict.fromkeys(others, up)},
+        received={root: len(others) * up, **dict.fromkeys(others, down)},
+        messages={root: len(others), **dict.fromkeys(others, 1)},
+        links=dict(links),
+    )

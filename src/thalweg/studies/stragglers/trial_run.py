@@ -31,14 +31,16 @@ from thalweg.engine.tree_node import ElementType, Node, pieces_of
 from thalweg.engine.tree_relay import Relay, join_tree
 from thalweg.errors import RunError, ScheduleError
 from thalweg.members.world import World
-from thalweg.schedules import Group, Schedule, coded_tree
-from thalweg.schedules.check import check
+from thalweg.schedules import Group, Schedule, check, coded_tree
 from thalweg.studies.stragglers.config import (
     UNCOUNTED_ITERATIONS,
     WARMUP_ITERATIONS,
+    Single,
+    Softmax,
     StragglerTrial,
+    distance,
+    message,
 )
-from thalweg.studies.stragglers.problem import Single, Softmax, distance, message
 from thalweg.transports.best_effort import MessageKind
 
 MIN_COUNTED_ITERATIONS = 10
@@ -190,11 +192,8 @@ class _TrialRank:
                 count = self._iteration_count()
 
     def _iteration_count(self) -> int:
-        timeout = ITERATION_TIMEOUT_SECONDS
-        found = self.world.wait_for(ITERATION_COUNT_KEY, timeout, self.abort_flag)
-        if found is None:
-            raise RunError("no rank published the number of iterations", "please report this")
-        return int(found)
+        late = RunError("no rank published the number of iterations", "please report this")
+        return int(self.world.read(ITERATION_COUNT_KEY, self.abort_flag, late))
 
     def _tick(self, step: int, arrays: Sequence[Single]) -> None:
         now = perf_counter()

@@ -26,7 +26,7 @@ from thalweg.errors import NotFitted, PlanError, RunError
 from thalweg.facts import Cluster, Situation
 from thalweg.plan import Plan
 from thalweg.predict import Advice, RankedPlan, advise, predict
-from thalweg.predict.extra_steps import ExtraSteps
+from thalweg.predict.advisor import ExtraSteps
 from thalweg.predict.fitting import FREE_BACKEND_ASSUMPTION
 from thalweg.redundancy import waits_for_nobody
 from thalweg.schedules import Group
@@ -251,7 +251,12 @@ class AutoController:
         key = f"auto/{self._entries}"
         if due == step:
             self._make_entry(key, step)
-        entry = self._read(key)
+        world = self._session.world
+        late = RunError(
+            f"rank {world.rank} timed out waiting for the choice of a plan ({world.timeout:g} s)",
+            "look at the output of rank 0, or allow more with timeout=",
+        )
+        entry = json.loads(world.read(key, self._session.abort_flag, late))
         self._entries += 1
         self._state = _folded(state, entry)
         self._note(state, entry)
@@ -287,17 +292,6 @@ class AutoController:
         if not waits_for_nobody(self._session.plan):
             self._session.collectives.all_reduce_mean([seconds])
         return float(seconds)
-
-    def _read(self, key: str) -> dict[str, Any]:
-        session, timeout = self._session, self._session.engine.timeout
-        text = session.world.wait_for(key, timeout, session.abort_flag)
-        if text is None:
-            raise RunError(
-                f"rank {session.rank} timed out waiting for the choice of a plan ({timeout:g} s)",
-                "look at the output of rank 0, or allow more with timeout=",
-            )
-        entry: dict[str, Any] = json.loads(text)
-        return entry
 
     def _follow(self) -> None:
         """Run the plan of the current state, and watch its step time."""

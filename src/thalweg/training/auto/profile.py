@@ -27,8 +27,15 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from thalweg.facts import Cluster, Costs, Duration, StragglerDelay, Tensor, Workload
-from thalweg.facts.units import MAD_TO_DEVIATION
+from thalweg.facts import (
+    MAD_TO_DEVIATION,
+    Cluster,
+    Costs,
+    Duration,
+    StragglerDelay,
+    Tensor,
+    Workload,
+)
 from thalweg.training.backward_hooks import Hook, after_gradient
 from thalweg.training.buckets import DTYPES
 from thalweg.training.factory import trainable

@@ -27,12 +27,6 @@ class RankLoader:
     loader: Mapping[str, Any]
     rank: int
 
-    def with_allocation(self, allocation: Allocation | None) -> RankLoader:
-        """A loader for the same data under another plan's allocation."""
-        if allocation == self.sampler.allocation:
-            return self
-        return replace(self, sampler=replace(self.sampler, allocation=allocation))
-
     def with_members(self, members: tuple[int, ...], allocation: Allocation | None) -> RankLoader:
         """A loader for the same data among these ranks."""
         sampler = replace(self.sampler, members=members, size=len(members), allocation=allocation)

@@ -48,7 +48,9 @@ class BucketRounds:
         """The work of the engine for a chain of this step."""
         if chain.bucket in self.compressed:
             return self.compressed[chain.bucket].tasks(rank_step, chain)
-        bucket, [round_] = self.layout.buckets[chain.bucket], chain.rounds
+        bucket = self.layout.buckets[chain.bucket]
+        [stage] = chain.stages
+        [round_] = stage.rounds
         return rank_step.task(chain, round_, bucket.vector, bucket.arithmetic)
 
 

@@ -5,7 +5,7 @@ With the plan `ddp` it is left unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,7 +21,7 @@ from thalweg.errors import NotFinite
 from thalweg.facts import Size, Tensor
 from thalweg.plan import Plan
 from thalweg.schedules import Group
-from thalweg.training.backward_hooks import AfterBackward
+from thalweg.training.backward_hooks import after_backward
 from thalweg.training.buckets import DTYPES, Layout, scaled_into
 from thalweg.training.exchanges.compressed import Compression
 from thalweg.training.exchanges.rounds import BucketRounds
@@ -48,7 +48,7 @@ class DdpSource(Source):
         self._exchanges: dict[int, _BucketExchange] = {}
         self._kept: dict[str, Kept] = {}  # of buckets that DDP has replaced
         self._sent: list[Future[None]] = []
-        self._end: AfterBackward | None = None
+        self._end: Callable[[], object] | None = None
         if not native:
             # DDP requires the name of the second parameter
             model.register_comm_hook(self, lambda adapter, bucket: adapter.send(bucket))
@@ -90,9 +90,9 @@ class DdpSource(Source):
 
     @torch.no_grad()
     def send(self, bucket: GradBucket) -> torch.futures.Future[Any]:
-        if self._end is None or not self._end.is_to_come():
+        if self._end is None or self._end() is None:
             self._finish()  # a failed backward may have left transfers
-            self._end = AfterBackward(self._finish)
+            self._end = after_backward(self._finish)
         exchange = self._exchange_of(bucket)
         step = self._clock.step
         rank_step = exchange.rounds.steps.begin(self._clock)

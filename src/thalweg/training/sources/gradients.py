@@ -14,7 +14,7 @@ neither sums nor residuals have inf or nan in them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -26,7 +26,7 @@ from torch import nn
 from thalweg.compress import arrange
 from thalweg.errors import Interrupted, RunError, StoreLost
 from thalweg.facts import Size
-from thalweg.training.backward_hooks import AfterBackward, after_gradient
+from thalweg.training.backward_hooks import after_backward, after_gradient
 from thalweg.training.buckets import Arrange, FlatBucket, Layout, scaled_into
 from thalweg.training.exchanges.exchange import Exchange
 from thalweg.training.finite import is_finite, not_finite
@@ -56,7 +56,7 @@ class GradientSource(Source):
         self._largest = largest
         self._parameters = parameters
         self._on = True
-        self._backward: AfterBackward | None = None  # including those nested in it
+        self._backward: Callable[[], object] | None = None  # including those nested in it
         self._missing: dict[int, set[str]] = {}  # gradients by bucket
         self._unsent: deque[FlatBucket] = deque()
         self.open(context, layout, exchange)
@@ -103,11 +103,11 @@ class GradientSource(Source):
     def _ready(self, name: str, parameter: torch.Tensor) -> None:
         if not self._on:
             return
-        if self._backward is None or not self._backward.is_to_come():
+        if self._backward is None or self._backward() is None:
             self._drop()
             self._begin()
             self._missing = {b.index: set(b.views) for b in self._layout.buckets}
-            self._backward = AfterBackward(self._finish)
+            self._backward = after_backward(self._finish)
         index = self._bucket_of[name]
         if not self._missing[index]:
             raise RunError(
@@ -121,8 +121,8 @@ class GradientSource(Source):
 
     def _begin(self) -> None:
         self.bad = []
-        self._unsent = deque(self._layout.buckets)
         self.exchange.begin()
+        self._unsent = deque(self._layout.buckets if self.exchange.is_awaited else ())
 
     def _drop(self) -> None:
         """Discard a failed backward, once the buckets that were sent are free again."""
@@ -130,14 +130,9 @@ class GradientSource(Source):
         if failed is not None:
             self.exchange.drop()
 
-    def _send(self, bucket: FlatBucket) -> None:
-        if self.exchange.is_awaited:
-            self.exchange.send(bucket, is_finite=self._fill(bucket))
-
     @torch.no_grad()
-    def _fill(self, bucket: FlatBucket) -> bool:
-        """Write the gradients into the bucket. False if some are not finite: those are zero in the
-        bucket."""
+    def _send(self, bucket: FlatBucket) -> None:
+        """Write the gradients into the bucket, zero for those that are not finite, and send it."""
         factor, presence = self.exchange.factor, self.exchange.presence
         for name, view in bucket.views.items():
             if name == PARTICIPATION_FLAGS:
@@ -159,35 +154,25 @@ class GradientSource(Source):
             torch._foreach_zero_([bucket.views[name] for name in bad])
         if PARTICIPATION_FLAGS in bucket.views and self.bad:
             bucket.views[PARTICIPATION_FLAGS][-1] = presence
-        return not bad
+        self.exchange.send(bucket, is_finite=not bad)
 
     def _finish(self) -> None:
-        """Finish the exchange at the end of backward, and put the averages in place. If members
-        change meanwhile, average the same gradients among the new ones; or leave that to the step's
-        repetition."""
+        """Send the remaining buckets at the end of backward, and put the averages in place. If
+        members change meanwhile, average the same gradients among the new ones; or leave that to
+        the repetition of the step."""
         self._backward = None
-        while (error := self._try_finish()) is not None:
-            if not self._context.on_interrupted(error):
-                return
+        while True:
+            try:
+                while self._unsent:
+                    self._send(self._unsent.popleft())
+                self.exchange.finish()
+                break
+            except (Interrupted, StoreLost) as error:
+                if not self._context.on_interrupted(error):
+                    return
             self.exchange.repeat()
             self._begin()
         self._commit()
-
-    def _try_finish(self) -> Interrupted | StoreLost | None:
-        """Send the remaining buckets and wait; returns the error if a rendezvous interrupts
-        this."""
-        try:
-            while self._unsent:
-                self._send(self._unsent.popleft())
-            self.exchange.finish()
-        except (Interrupted, StoreLost) as error:
-            return error
-        return None
-
-    @property
-    def _flags(self) -> torch.Tensor:
-        index = self._bucket_of[PARTICIPATION_FLAGS]
-        return self._layout.buckets[index].views[PARTICIPATION_FLAGS]
 
     @torch.no_grad()
     def _commit(self) -> None:
@@ -196,8 +181,10 @@ class GradientSource(Source):
             for parameter in self._parameters.values():
                 parameter.grad = None
             return
-        took_part = dict(zip(self._parameters, (self._flags != 0)[:-1].tolist(), strict=True))
-        self._is_good = self.exchange.is_good(self._flags)
+        index = self._bucket_of[PARTICIPATION_FLAGS]
+        flags = self._layout.buckets[index].views[PARTICIPATION_FLAGS]
+        took_part = dict(zip(self._parameters, (flags != 0)[:-1].tolist(), strict=True))
+        self._is_good = self.exchange.is_good(flags)
         if not self._is_good:
             self.exchange.restore_state()
         for bucket in self._layout.buckets:

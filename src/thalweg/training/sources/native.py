@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thalweg.errors import Interrupted, RunError
 from thalweg.plan import Plan, Settings
-from thalweg.training.backward_hooks import AfterBackward, Hook
+from thalweg.training.backward_hooks import Hook, after_backward
 from thalweg.training.plan_context import PlanContext
 from thalweg.training.sources.source import Source
 
@@ -97,12 +97,14 @@ class NativeSource(Source):
     interrupted step calls `on_interrupted`, as with other plans; the members that are left continue
     without torch's process group, which can't lose a rank."""
 
+    keeps_gradients = False  # torch's all-reduce overwrites them with means or partial sums
+
     def __init__(self, context: PlanContext, model: nn.Module, plan: Plan) -> None:
         membership = context.world.membership
         self._context = context
         self._names = {id(p): name for name, p in model.named_parameters()}
         self._reductions: PendingReductions | None = None
-        self._end: AfterBackward | None = None
+        self._end: Callable[[], object] | None = None
         options: dict[str, Any] = {}
         if plan.settings.bucket != Settings().bucket:
             options["bucket_cap_mb"] = plan.settings.bucket.nbytes / 2**20
@@ -135,14 +137,14 @@ class NativeSource(Source):
 
     def send(self, bucket: GradBucket) -> torch.futures.Future[Any]:
         assert self._reductions is not None
-        if self._end is None or not self._end.is_to_come():
-            self._end = AfterBackward(self._finish_after_ddp)
+        if self._end is None or self._end() is None:
+            self._end = after_backward(self._finish_after_ddp)
         self._context.bad_gradients.report_from(bucket, self._names)
         return self._reductions.start(bucket.buffer(), dist.get_world_size())
 
     def _finish_after_ddp(self) -> None:
         """Queue `_finish` behind DDP's own callback, which was queued after this one."""
-        AfterBackward(self._finish)
+        after_backward(self._finish)
 
     def _finish(self) -> None:
         reductions, membership = self._reductions, self._context.world.membership

@@ -135,8 +135,7 @@ class ParameterSource(Source):
             average = _PendingAverage(tuple(futures), tuple(buckets), step + delay, delay > 0)
             self._pending.append(average)
         if self._monitor is not None:  # while the average is under way
-            self._monitor.publish(step, busy_seconds)
-            self._monitor.evaluate(step)
+            self._monitor.observe(step, busy_seconds)
         if self._plan.cadence.delay == 0:
             self._finish(step)
         self._exchange_end = monotonic()

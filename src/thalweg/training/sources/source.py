@@ -23,6 +23,7 @@ class Source:
     """Synchronises the replicas of a model under a plan."""
 
     exchange = Exchange()
+    keeps_gradients = True  # unchanged in a step that is interrupted
     sends_own_gradients = False  # of this rank's backward: errors can name the rank
     bad: Sequence[str] = ()  # parameters whose gradients on this rank were not finite
 

@@ -8,8 +8,8 @@ from math import inf
 import pytest
 
 from thalweg.facts import Size, model_named
-from thalweg.predict.closed_form import ddp_step
-from thalweg.predict.closed_form.ddp_step import AlphaBetaNetwork, DdpStep, SentPayload
+from thalweg.predict import ddp_step
+from thalweg.predict.ddp_step import AlphaBetaNetwork, DdpStep, SentPayload
 
 SLOW = AlphaBetaNetwork(0.001, 1000.0)  # 1 ms a message, 1 ms a byte
 

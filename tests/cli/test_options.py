@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from thalweg.cli.output import choice_line
+from thalweg.cli.options import choice_line
 
 
 @pytest.mark.parametrize(("measured", "suffix"), [(None, ""), (0.43, ", measured 430 ms")])

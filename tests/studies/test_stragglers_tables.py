@@ -7,7 +7,7 @@ from xml.etree import ElementTree as ET
 import pytest
 from rich.console import Console
 
-from thalweg.studies.stragglers.report import draw_stragglers, table_of
+from thalweg.studies.stragglers.tables import draw_stragglers, table_of
 
 
 def row(scheme: str, mean: float | None, **other: Any) -> dict[str, Any]:

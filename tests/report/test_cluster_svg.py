@@ -7,7 +7,7 @@ from xml.etree import ElementTree as ET
 
 from tests.probing.test_survey import probed
 from thalweg.facts import Cluster
-from thalweg.report.probe_result import draw_cluster, outcome_text
+from thalweg.report.cluster_svg import draw_cluster, outcome_text
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -1,1 +1,0 @@
-"""Closed-form costs of a step and of one exchange (the alpha-beta model)."""
