@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,10 @@ from hypothesis import strategies as st
 
 from thalweg.catalog import default_catalog, parse_plan
 from thalweg.errors import PlanError, UnsoundPlan
+from thalweg.facts import Cluster, Tensor, Workload
 from thalweg.plan import Cadence, Call, PlanText
+from thalweg.schedules import Group
+from thalweg.steps import compile_step, warm_up
 
 EXAMPLES = [
     "ring",
@@ -174,6 +178,19 @@ def test_every_compressor_with_every_exact_topology_is_sound() -> None:
         for compressor in catalog.compressors:
             if not topology.mixes:
                 parse_plan(f"{name}+{compressor}")
+
+
+def test_a_compressor_needs_no_argument_of_the_run() -> None:
+    signs = replace(default_catalog().compressors["efsign"], name="signs", parameters={})
+    catalog = default_catalog().with_compressor(signs)
+    assert warm_up(catalog.plan("ring+signs")) == 0
+    group = Group.everybody(Cluster.flat(3))
+    workload = Workload(name="one", tensors=(Tensor(name="w", shape=(64, 64)),))
+    plan = catalog.plan("ring+signs")
+    [chain] = compile_step(plan, group, workload, 0, catalog).chains
+    assert chain.encoded
+    with pytest.raises(UnsoundPlan, match="a code adds weighted messages"):
+        catalog.plan("gc+signs")
 
 
 def test_codes_combine_with_exactly_these() -> None:

@@ -290,7 +290,7 @@ class Catalog:
                 f"leave +{name} out",
             ),
             (
-                redundancy is not None and bool(arguments["warmup"]),
+                redundancy is not None and bool(arguments.get("warmup")),
                 "workers that don't wait for stragglers have no common first steps",
                 "leave warmup out",
             ),

@@ -196,7 +196,7 @@ def without_groups(plan: Plan, group: Group, catalog: Catalog | None = None) -> 
 
 def warm_up(plan: Plan) -> int:
     """The number of steps before compression starts."""
-    steps = plan.precision.arguments["warmup"] if plan.precision is not None else 0
+    steps = plan.precision.arguments.get("warmup", 0) if plan.precision is not None else 0
     assert isinstance(steps, int)
     return steps
 

@@ -75,6 +75,12 @@ def test_several_plans_and_what_is_printed(here: Path) -> None:
     assert "Assumed: " in said
 
 
+def test_assumptions_about_a_codec_are_printed(here: Path) -> None:
+    arguments = ("simulate", *PLACE, "--sync", "ring+powersgd(rank=3)")
+    said = " ".join(thalweg(*arguments, cwd=here).stdout.split())
+    assert "compressors are as fast as with the arguments that were measured" in said
+
+
 def test_the_same_what_ifs(here: Path) -> None:
     [as_it_is], [otherwise] = (
         rows(here, "--sync", "ring", *more) for more in ((), ("--bandwidth", "100mbit"))

@@ -215,12 +215,14 @@ def simulate(
     situation = situation_of(asked, supposed)
     output.print(job_title(situation))
     rows = []
+    assumptions = list(situation.assumed)
     for plan in plans:
         with working(f"Simulating {plan}"):
             detail = plan_detail(plan, situation)
         _print_detail(output, detail)
         rows.append(_detail_row(detail, situation))
-    assumed = list(dict.fromkeys(situation.assumed))
+        assumptions += detail.estimate.assumed  # also of its codec
+    assumed = list(dict.fromkeys(assumptions))
     if assumed:
         output.print("\nAssumed: " + "; ".join(assumed) + ".")
     output.write_json("simulate", rows, **job_settings(situation, supposed), assumed=assumed)

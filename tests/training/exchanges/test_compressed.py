@@ -30,8 +30,14 @@ from tests.training.workers import (
     same_bits,
 )
 from thalweg.catalog import default_catalog
-from thalweg.facts import Cluster, Size, parse_cluster
+from thalweg.compress import Compressor, Payload, SummableCodec
+from thalweg.errors import RunError
+from thalweg.facts import Cluster, Size, Tensor, parse_cluster
+from thalweg.schedules import Group
+from thalweg.steps import compile_step
 from thalweg.training import Run, attach
+from thalweg.training.compiled_steps import RankStep
+from thalweg.training.exchanges.compressed import Compression
 from thalweg.training.sources.gradients import layout_of
 
 SIZE = 4
@@ -444,6 +450,47 @@ def test_mixed_types_have_buckets_of_their_own() -> None:
         return {"print": fingerprint(model)}
 
     assert same_bits(on_ranks(2, work))
+
+
+@pytest.mark.parametrize(
+    ("itemsize", "declared", "said"),
+    [(2, 1, "bytes instead of the"), (4, 2, "not the 2 that"), (4, 0, "more than the 1 that")],
+)
+def test_payloads_that_are_not_declared_are_refused(
+    itemsize: int, declared: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Plain(SummableCodec):
+        def rounds(self, values: Any, out: Any, step: int, *, keep: bool) -> Iterator[Any]:
+            for _ in range(1 if declared else 2):
+                yield values.copy()
+
+    def sizes(tensors: Sequence[Tensor], step: int) -> list[Payload]:
+        elements = sum(tensor.elements for tensor in tensors)
+        return [Payload("values", elements, itemsize)] * max(1, declared)
+
+    plain = Compressor(
+        name="plain",
+        summary="as it is",
+        sizes=sizes,
+        codec=Plain,
+        summable=True,
+        takes=lambda tensor: len(tensor.shape) > 1,
+    )
+    larger = default_catalog().with_compressor(plain)
+    monkeypatch.setattr("thalweg.training.exchanges.compressed.default_catalog", lambda: larger)
+    plan = larger.plan("ring+plain")
+    compression = Compression.of(plan)
+    layout = layout_of(
+        {"w": nn.Parameter(torch.zeros(40, 40))}, Size.parse("1MB"), compression.arrange
+    )
+    group = Group.everybody(Cluster.flat(2))
+    [chain] = compile_step(plan, group, layout.workload, 0, larger).chains
+    rank_step = RankStep((chain,), {}, 0)
+    compressed = compression.buckets(layout, 0)[chain.bucket]
+    monkeypatch.setattr(RankStep, "task", lambda *_: None)
+    with pytest.raises(RunError, match=said) as refused:
+        list(compressed.tasks(rank_step, chain))
+    assert "the codec of plain has other payloads" in str(refused.value)
 
 
 @pytest.mark.parametrize("name", ["powersgd", "int8", "sign", "topk", "fp16", "randomblock"])

@@ -1,7 +1,7 @@
 """Compression of buckets: each is encoded, exchanged and decoded.
 
 Each contribution is divided by the number of contributions first, so sums are means. Under gradient
-plans the residual of a biased codec is kept for the next step (`compress.feedback`). Where
+plans the residual of a biased codec is kept for the next step (`compress.codec`). Where
 parameters are averaged it is added back at once: mean Q + x - Q(x) keeps the mean over the ranks.
 
 Payloads are summed by the plan's own schedules, gathered whole, or sent in two shots: each rank
@@ -38,7 +38,7 @@ from thalweg.declarations import Value
 from thalweg.engine.arithmetic import NUMPY, TORCH_KERNELS, Arithmetic, arithmetic_of
 from thalweg.engine.engine import ChainTasks
 from thalweg.engine.execute import View
-from thalweg.errors import NotFinite, PlanError
+from thalweg.errors import NotFinite, PlanError, RunError
 from thalweg.facts import Tensor
 from thalweg.plan import Plan
 from thalweg.redundancy import is_relayed
@@ -111,6 +111,7 @@ class CompressedBucket:
             )
         self._bucket = bucket
         self._rank = rank
+        self._compressor_name = compressor.name
         self.sum_arithmetic = arithmetic_of(getattr(torch, compressor.carries))
         self._values = bucket.flat[:length]
         is_float = bucket.flat.dtype is torch.float32
@@ -143,7 +144,7 @@ class CompressedBucket:
                 payloads = self._payloads(chain, rank_step.step)
             sent = next(payloads, whole)
             if (sent is whole) is (stage.work in (Work.ENCODE, Work.REDUCE)):
-                raise AssertionError("the codec has other rounds than it declares")
+                raise self._other_payloads(f"not the {len(chain.encoded)}")
             if stage.rounds:
                 pairs = zip(stage.rounds, sent, strict=True)
                 yield [rank_step.task(chain, round_, *parts) for round_, parts in pairs]
@@ -156,7 +157,7 @@ class CompressedBucket:
         first, *more = chain.encoded
         try:
             if isinstance(self.codec, SummableCodec):
-                yield from self._summed(self.codec, values, out, step)
+                yield from self._summed(self.codec, values, out, step, chain.encoded)
             elif isinstance(self.codec, ShardableCodec) and more:
                 yield from self._in_two_shots(self.codec, values, out, step, first)
             else:
@@ -169,6 +170,13 @@ class CompressedBucket:
             out += self._residual
         self.store()
 
+    def _other_payloads(self, found: str) -> RunError:
+        return RunError(
+            f"the codec of {self._compressor_name} has other payloads than its compressor's sizes "
+            f"say: {found} that are declared",
+            "make sizes(tensors, step) return what the codec sends, in the same order",
+        )
+
     def _uncompressed(self, scales: Array | None = None) -> list[_Sent]:
         """The vectors that are sent with the first payload."""
         sent: list[_Sent] = [] if scales is None else [(scales, NUMPY, None)]
@@ -176,10 +184,15 @@ class CompressedBucket:
         return [*sent, (rest, self._bucket.arithmetic, None)] if len(rest) else sent
 
     def _summed(
-        self, codec: SummableCodec, values: Array, out: Array, step: int
+        self, codec: SummableCodec, values: Array, out: Array, step: int, encoded: Sequence[Round]
     ) -> Iterator[list[_Sent]]:
         others = self._uncompressed()
-        for payload in codec.rounds(values, out, step, keep=values is not out):
+        for number, payload in enumerate(codec.rounds(values, out, step, keep=values is not out)):
+            if number == len(encoded):
+                raise self._other_payloads(f"more than the {number}")
+            nbytes = encoded[number].payload.nbytes
+            if payload.nbytes != nbytes:
+                raise self._other_payloads(f"{payload.nbytes} bytes instead of the {nbytes}")
             yield [(payload, self.sum_arithmetic, None), *others]
             others = []
 
