@@ -33,9 +33,9 @@ from tests.training.workers import one_value
 from thalweg.errors import Interrupted
 from thalweg.members.membership_epoch import MembershipEpoch
 from thalweg.training import Run
+from thalweg.training.exchanges.rounds import RoundsExchange
 from thalweg.training.lifecycle import RankSession
 from thalweg.training.recovery import Recovery
-from thalweg.training.sources.gradients import GradientSource
 
 LOST, AT = 2, 3  # the rank that something befalls, and the step
 BACK = 6  # the step before which the others wait for it
@@ -204,13 +204,14 @@ def test_the_only_one_with_a_steps_result_dies_as_it_hands_it_over(
     calm: dict[bool, list[float]],
 ) -> None:
     """The others have kept their own states, and redo the step."""
-    came, steps = GradientSource._try_finish, [0]
+    finish, steps = RoundsExchange.finish, [0]
     transfer = Recovery._transferred
 
-    def comes_to_one(source: GradientSource) -> Any:
+    def comes_to_one(exchange: RoundsExchange) -> None:
         steps[0] += 1
-        lost = steps[0] == AT and os.environ["RANK"] != str(LOST)
-        return came(source) or (Interrupted("the result didn't come") if lost else None)
+        finish(exchange)
+        if steps[0] == AT and os.environ["RANK"] != str(LOST):
+            raise Interrupted("the result didn't come")
 
     def dies_as_donor(recovery: Recovery, epoch: MembershipEpoch, *given: Any) -> Any:
         assert epoch.donor == LOST or epoch.left
@@ -219,7 +220,7 @@ def test_the_only_one_with_a_steps_result_dies_as_it_hands_it_over(
         return transfer(recovery, epoch, *given)
 
     with (
-        patch.object(GradientSource, "_try_finish", comes_to_one),
+        patch.object(RoundsExchange, "finish", comes_to_one),
         patch.object(Recovery, "_transferred", dies_as_donor),
     ):
         ended = train_among_fates(in_a_run("ring"))
