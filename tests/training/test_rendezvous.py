@@ -6,12 +6,14 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
+from torch import nn
 
 from tests.training.fates import (
     EPOCHS,
@@ -29,10 +31,11 @@ from tests.training.fates import (
     widened,
 )
 from tests.training.under_fire import BATCH, Numbered
-from tests.training.workers import one_value
+from tests.training.workers import SECONDS, TIMEOUT, one_value, values
 from thalweg.errors import Interrupted
+from thalweg.launch.supervisor import run_workers
 from thalweg.members.membership_epoch import MembershipEpoch
-from thalweg.training import Run
+from thalweg.training import Run, attach
 from thalweg.training.exchanges.rounds import RoundsExchange
 from thalweg.training.lifecycle import RankSession
 from thalweg.training.recovery import Recovery
@@ -316,3 +319,43 @@ def test_what_compressors_kept_goes_on(comes_back: bool, tmp_path: Path) -> None
     assert left_out.norm() > 1e-3 * gradients.norm()
     there = (applied + held + left_out).reshape(gradients.shape)
     assert torch.allclose(there, gradients, rtol=0, atol=1e-6 * float(gradients.norm()))
+
+
+@pytest.mark.parametrize("calls", [1, 3])
+def test_a_step_with_a_closure_is_repeated_from_its_beginning(calls: int) -> None:
+    """LBFGS has changed the parameters when the first backward of such a step is over."""
+
+    def work(rank: int, dying: int) -> dict[str, Any]:
+        torch.manual_seed(0)
+        data = torch.utils.data.TensorDataset(torch.randn(48, 4, dtype=torch.float64))
+        model = nn.Linear(4, 1, dtype=torch.float64)
+        optimizer = torch.optim.LBFGS(model.parameters(), 0.1, max_iter=3)
+        run = attach(model, optimizer, plan="ring", data=data, batch=12, timeout=TIMEOUT)
+        evaluations = 0
+
+        def closure(x: torch.Tensor) -> Any:
+            nonlocal evaluations
+            evaluations += 1
+            if (rank, evaluations) == (LOST, dying):
+                os.kill(os.getpid(), signal.SIGKILL)
+            optimizer.zero_grad()
+            loss = run.mean((model(x).squeeze(1) - x.sum(1)) ** 2)
+            loss.backward()
+            return loss
+
+        for epoch in run.epochs(2):
+            for (x,) in run.batches(epoch):
+                optimizer.step(partial(closure, x))
+        run.close()
+        return {"values": values(model), "steps": run.step}
+
+    calm, disturbed = (
+        run_workers(
+            3, lambda rank, _, at=at: work(rank, at), timeout=SECONDS, spare=range(3), debug=True
+        )
+        for at in (0, 6 + calls)
+    )
+    assert not disturbed[LOST]
+    for result in disturbed[:LOST]:
+        assert result["steps"] == calm[0]["steps"]
+        assert result["values"] == pytest.approx(calm[0]["values"], rel=1e-9)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any
 from weakref import ref
 
@@ -26,7 +27,7 @@ from thalweg.training.coded_model_check import warn_of_what_differs
 from thalweg.training.events import Events
 from thalweg.training.factory import trainable
 from thalweg.training.finite import ReportedNames, not_finite
-from thalweg.training.lifecycle import RankSession
+from thalweg.training.lifecycle import RankSession, inner
 from thalweg.training.optimizer_state import statistics_of
 from thalweg.training.recovery import Recovery
 from thalweg.training.step_timer import StepTimer
@@ -75,6 +76,9 @@ class StepHooks:
         self._accumulates = False
         self._open_steps = 0  # nested calls of the optimizer's step that are under way
         self._has_closure = False  # the last optimizer step was called with a closure
+        # Model and optimizer before a step with a closure, which changes them before its last
+        # backward, where members may change.
+        self._before_closure: tuple[dict[str, Any], dict[str, Any]] | None = None
         self._handles: list[Any] = []
         if not session.has_optimizer:
             hook = Hook(lambda *_: self._refuse_forward_without_optimizer())
@@ -116,6 +120,9 @@ class StepHooks:
         if self._open_steps > 1:
             return  # torch calls hooks again where a subclass's step calls its base's
         self._has_closure = any(map(callable, (*args[1:], *kwargs.values())))
+        if self._has_closure and self._recovery.membership is not None:
+            model, optimizer = inner(self._session.model), self._session.optimizer
+            self._before_closure = deepcopy((model.state_dict(), optimizer.state_dict()))
         if self._session.applies and not self._step_skipped and not self._has_closure:
             self._refuse_gradients_of_no_backward()
         if not self._session.applies or (self._step_skipped and not self._without_gradient):
@@ -232,6 +239,10 @@ class StepHooks:
         for parameter, gradient in self._without_gradient:
             parameter.grad = gradient
         self._without_gradient = []
+        before, self._before_closure = self._before_closure, None
+        if before is not None and self._recovery.is_interrupted and not self._session.applies:
+            inner(self._session.model).load_state_dict(before[0])
+            self._session.optimizer.load_state_dict(before[1])
         over, self._step_skipped = self._step_skipped, False
         if not over:
             self._end_step()
