@@ -214,9 +214,9 @@ def test_state_is_by_parameter_and_can_be_put_back(name: str) -> None:
     values = gaussian(one.length)
     first, second = maker(name, one, rank=2)(), maker(name, other, rank=2)()
     exchange([first], [values.copy()], 0, keep=False)
-    for kind, by_name in second.state.items():
-        for parameter, state in by_name.items():
-            state[:] = first.state[kind][parameter]
+    for kind, kept in second.state.items():
+        for parameter, state in kept.arrays.items():
+            state[:] = first.state[kind].arrays[parameter]
     [whole] = exchange([first], [values.copy()], 1, keep=False)
     [part] = exchange([second], [values[:2000].copy()], 1, keep=False)
     np.testing.assert_allclose(part, whole[:2000], atol=1e-5)
