@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -228,14 +229,15 @@ def test_an_optimizer_round_another_is_unwrapped() -> None:
 
     for wrap in (lambda inner: Wrapper(Wrapper(inner)), Forwarding):
         model, optimizer = line()
-        wrapper = wrap(optimizer)
-        run = attach(model, wrapper, plan="ring")  # type: ignore[arg-type]
+        wrapper: Any = wrap(optimizer)
+        run = attach(model, wrapper, plan="ring")
         run.mean(model(torch.ones(2, 4))[:, 0].square()).backward()
         wrapper.step()
         assert run.step == 1
         run.close()
-    for stranger in (Own(), Wrapper(Own())):  # type: ignore[arg-type]
-        error = raised(lambda given=stranger: attach(model, given, plan="ring"))  # type: ignore[misc]
+    own: Any = Own()
+    for stranger in (own, Wrapper(own)):
+        error = raised(partial(attach, model, stranger, plan="ring"))
         assert error["kind"] == "UsageError"
         assert f"{type(stranger).__name__} is not a torch optimizer" in error["text"]
 

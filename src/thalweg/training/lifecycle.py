@@ -41,7 +41,7 @@ from thalweg.training.optimizer_state import optimizer_state_of_all
 from thalweg.training.plan_context import Ledger, PlanContext
 from thalweg.training.plan_state import PlanState, add_to_next_gradient, summands
 from thalweg.training.shutdown import Shutdown
-from thalweg.training.snapshot import Snapshot, Stateful
+from thalweg.training.snapshot import Snapshot, Stateful, load_settings
 from thalweg.training.sources.source import Source
 
 log = logging.getLogger("thalweg")
@@ -385,12 +385,8 @@ class RankSession:
         the optimizer's learning rate. One that isn't among the `state=` objects isn't undone, and
         then its settings aren't either."""
         saved, self.saved_objects = self.saved_objects, None
-        if not saved:
-            return
-        for part, state in zip(self.state, saved, strict=True):
-            part.load_state_dict(state)
-        for group, settings in zip(self.optimizer.param_groups, self._saved_settings, strict=True):
-            group.update({name: settings[name] for name in settings if name != "params"})
+        if saved:
+            load_settings(self.optimizer, self.state, self._saved_settings, saved)
 
     # Equal replicas
 

@@ -449,6 +449,7 @@ class Run:
     def _count_step(self) -> None:
         """Called when the optimizer has taken a step that counts."""
         if self._auto is not None and self._auto_runs:
+            self._step_hooks.note_use()
             self._auto.stepped(self.step)
 
     # Called by attach()

@@ -19,6 +19,7 @@ import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -207,15 +208,21 @@ class Snapshot:
     ) -> Callable[[], None]:
         """A function that loads again what scripts change at the end of an epoch, and holds no more
         than that."""
-        states, groups = self.objects, self.optimizer["param_groups"]
+        groups, states = self.optimizer["param_groups"], self.objects
+        return partial(load_settings, optimizer, objects, groups, states)
 
-        def load() -> None:
-            for own, group in zip(optimizer.param_groups, groups, strict=True):
-                own.update({name: group[name] for name in group if name != "params"})
-            for part, state in zip(objects, states, strict=True):
-                part.load_state_dict(state)
 
-        return load
+def load_settings(
+    optimizer: torch.optim.Optimizer,
+    objects: Sequence[Stateful],
+    groups: Sequence[Mapping[str, Any]],
+    states: Sequence[Any],
+) -> None:
+    """Load the settings of an optimizer's parameter groups, and the states of `state=` objects."""
+    for own, group in zip(optimizer.param_groups, groups, strict=True):
+        own.update({name: group[name] for name in group if name != "params"})
+    for part, state in zip(objects, states, strict=True):
+        part.load_state_dict(state)
 
 
 def _raise_if_incomplete(optimizer: torch.optim.Optimizer) -> None:

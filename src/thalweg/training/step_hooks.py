@@ -76,8 +76,8 @@ class StepHooks:
         self._accumulates = False
         self._open_steps = 0  # nested calls of the optimizer's step that are under way
         self._has_closure = False  # the last optimizer step was called with a closure
-        # Model and optimizer before a step with a closure, which changes them before its last
-        # backward, where members may change.
+        # A copy of model and optimizer before a step with a closure, which changes them before its
+        # last backward; only where members may change.
         self._before_closure: tuple[dict[str, Any], dict[str, Any]] | None = None
         self._handles: list[Any] = []
         if not session.has_optimizer:
@@ -257,9 +257,8 @@ class StepHooks:
             timer.begin(session.step)
             return
         timer.ended(session.step)
-        used = all(p.grad is not None for p in session.trained.values())
-        self.suits_ddp, self._was_called = used and self._was_called, False
         self._on_step()
+        self._was_called = False
         if session.warns:
             warn_of_what_differs(session.model, random=not self.shares_random)
             session.warns = False
@@ -268,6 +267,11 @@ class StepHooks:
         self._position.stepped()
         if not self._recovery.is_interrupted:
             self._compare_replicas()
+
+    def note_use(self) -> None:
+        """Note, when a step counts, whether DDP could have run it."""
+        used = all(p.grad is not None for p in self._session.trained.values())
+        self.suits_ddp = used and self._was_called
 
     def _compare_replicas(self) -> None:
         """Submit a digest of the parameters at intervals; if digests differ, all ranks end at the

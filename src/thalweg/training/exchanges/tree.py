@@ -84,25 +84,15 @@ class TreeExchange(Exchange):
         return self.relay.has(step)
 
     def missed_snapshot(self, step: int) -> Snapshot | None:
-        """Another rank's snapshot if this rank has diverged, or the result of `step` isn't kept any
-        more."""
+        """The snapshot of a rank that is past this step, the parent's if it answers, if this rank
+        has diverged or the result of `step` isn't kept any more. One that can't be read is
+        requested from another rank."""
         if not self.has_diverged and not self.relay.result_expired(step):
             return None
-        return self.request_snapshot(after=step)
-
-    def serve(self) -> None:
-        """Send this rank's snapshot to the ranks that requested it. It may be called between two
-        steps, and while this rank waits for a result, before which its state doesn't change."""
-        if self.relay.state_requested():
-            self.relay.send_state(self._snapshot().in_bytes(self.relay.rank))
-
-    def request_snapshot(self, after: int = -1) -> Snapshot:
-        """Request the snapshot of a rank that is past the step `after`: the parent's if it
-        answers. One that can't be read is requested from another rank."""
 
         def suits(state: Array) -> bool:
             try:
-                return Snapshot.of_bytes(state).step > after
+                return Snapshot.of_bytes(state).step > step
             except RunError as error:
                 log.warning("rank %d asks another: %s", self.relay.rank, error.problem)
                 return False
@@ -111,6 +101,12 @@ class TreeExchange(Exchange):
         self.relay.follow_from(snapshot.step)
         self.has_diverged = False
         return snapshot
+
+    def serve(self) -> None:
+        """Send this rank's snapshot to the ranks that requested it. It may be called between two
+        steps, and while this rank waits for a result, before which its state doesn't change."""
+        if self.relay.state_requested():
+            self.relay.send_state(self._snapshot().in_bytes(self.relay.rank))
 
     def leave(self, seconds: float, last: Callable[[], Snapshot | None]) -> bool:
         """Wait until all neighbours in the tree have ended too, or failed: until then they may
