@@ -4,6 +4,7 @@ import atexit
 import copy
 import io
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import thalweg
 from tests.training.conftest import InOneCrew
@@ -402,12 +403,38 @@ def test_data_without_batch() -> None:
     model, optimizer = line()
     with pytest.raises(UsageError, match="data= and batch= go together"):
         attach(model, optimizer, plan="ring", data=DATA)
-    with pytest.raises(UsageError, match="the data has no length"):
-        attach(model, optimizer, plan="ring", data=iter(()), batch=4)
     run = attach(model, optimizer, plan="ring")
     with pytest.raises(UsageError, match=r"run\.batches needs the data"):
         next(iter(run.batches(0)))
     run.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"plan": 3}, "plan=3 is no plan, or text of one"),
+        ({"data": DATA, "batch": 2.5}, "batch=2.5 is no whole number of samples"),
+        ({"data": DATA, "batch": True}, "batch=True is no whole number of samples"),
+        ({"data": iter(()), "batch": 4}, "data= is tuple_iterator, and samples are loaded by"),
+        ({"data": DataLoader(DATA), "batch": 4}, "data= is DataLoader"),
+        ({"seed": "a"}, "seed='a' is no whole number"),
+        ({"timeout": 0}, "timeout=0 leaves no time"),
+        ({"timeout": None}, "timeout=None is no duration"),
+        ({"state": [3]}, "state= has int, which has no state_dict and load_state_dict"),
+        ({"resume": 3}, "resume=3 is no folder"),
+        ({"on_event": "print"}, "on_event='print' is no function"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_an_argument_of_another_kind(arguments: dict[str, Any], problem: str) -> None:
+    model, optimizer = line()
+    with pytest.raises(UsageError, match=re.escape(problem)):
+        attach(model, optimizer, **arguments)
+
+
+def test_a_layer_without_a_shape() -> None:
+    with pytest.raises(UsageError, match=r"1\.weight has no shape yet, as its layer is lazy"):
+        attach(nn.Sequential(nn.Linear(2, 2), nn.LazyLinear(3)))
 
 
 def test_nothing_to_train() -> None:

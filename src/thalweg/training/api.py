@@ -8,12 +8,14 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import Dataset
+from torch.nn.parameter import is_lazy
+from torch.utils.data import Dataset, IterableDataset
 
 from thalweg.catalog import default_catalog, parse_plan
 from thalweg.doctor.local_checks import preflight, publish
@@ -42,6 +44,19 @@ from thalweg.training.snapshot import Stateful
 from thalweg.transports.wrapping import wrapped
 
 OPTIMIZER_NAMESPACE = "optimizer"  # in the store: the check of one that is set after attach()
+ARGUMENTS: Mapping[str, tuple[Any, str]] = {  # of attach(): the types, and their description
+    "plan": (str | Plan | None, "plan, or text of one"),
+    "sync": (str | Plan | None, "plan, or text of one"),
+    "batch": (Integral | None, "whole number of samples"),
+    "seed": (Integral, "whole number"),
+    "state": (Sequence, "list of objects"),
+    "loader": (Mapping | None, "mapping of options for a DataLoader"),
+    "resume": (str | os.PathLike | None, "folder"),
+    "records": (str | os.PathLike | None, "folder"),
+    "cluster": (str | os.PathLike | Cluster | None, "cluster, or file of one"),
+    "timeout": (str | Real, "duration"),
+    "on_event": (Callable | None, "function"),
+}
 log = logging.getLogger("thalweg")
 
 
@@ -96,7 +111,15 @@ def attach(
     """
     errors_in_one_line()
     show_log_lines()
+    given = locals()
+    for name, (kinds, wanted) in ARGUMENTS.items():
+        value = given[name]
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            raise UsageError(f"{name}={value!r} is no {wanted}", "see help(thalweg.attach)")
+    _refuse_what_is_incomplete(model, data, state)
     seconds = Duration.parse(timeout).seconds if isinstance(timeout, str) else float(timeout)
+    if not seconds > 0:
+        raise UsageError(f"timeout={timeout} leaves no time", 'allow more, such as "10min"')
     world = World.join(seconds)
     abort_flag = world.abort_flag()
     shutdown = Shutdown(world, abort_flag)
@@ -295,6 +318,31 @@ def _suiting(given: Any, nonfinite: str, model: nn.Module) -> torch.optim.Optimi
     return optimizer
 
 
+def _refuse_what_is_incomplete(
+    model: nn.Module, data: Dataset[Any] | None, state: Sequence[Stateful]
+) -> None:
+    """Raise UsageError for data, state objects or a model that can't be used as they are."""
+    is_map = all(hasattr(data, method) for method in ("__getitem__", "__len__"))
+    if data is not None and (not is_map or isinstance(data, IterableDataset)):
+        raise UsageError(
+            f"data= is {type(data).__name__}, and samples are loaded by their index",
+            "give the dataset itself, which has a length; or leave out data= and batch=, and use "
+            "your own loader",
+        )
+    for part in state:
+        if not all(callable(getattr(part, m, None)) for m in ("state_dict", "load_state_dict")):
+            raise UsageError(
+                f"state= has {type(part).__name__}, which has no state_dict and load_state_dict",
+                "give schedulers, scalers and other objects that have both",
+            )
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise UsageError(
+                f"{name} has no shape yet, as its layer is lazy",
+                "run the model once, with the same input on all ranks, before attach()",
+            )
+
+
 def _refuse_what_does_not_fit(nonfinite: str, plan: Plan, model: nn.Module) -> None:
     if nonfinite not in ("raise", "skip"):
         raise UsageError(f"nonfinite={nonfinite!r} is unknown", 'use "raise" or "skip"')
@@ -319,11 +367,8 @@ def _make_loader(
         raise UsageError("data= and batch= go together", "give attach() both or neither")
     if data is None or batch is None:
         return None
-    length = getattr(data, "__len__", None)
-    if length is None:
-        raise UsageError("the data has no length", "use a map-style dataset, or your own loader")
     sampler = BatchSampler(
-        samples=length(),
+        samples=len(data),  # type: ignore[arg-type]
         batch=batch,
         size=world.size,
         seed=seed,
