@@ -95,6 +95,49 @@ def test_from_one_exact_plan_to_another(other: str, in_one_crew: InOneCrew) -> N
     assert changed[0]["values"] == pytest.approx(changed[0]["unchanged"], abs=1e-6)
 
 
+@pytest.mark.parametrize("sync", ["ring", "ring+topk(ratio=0.5, warmup=0)", "local_sgd(every=1)"])
+def test_a_part_that_is_frozen_while_the_plan_changes(sync: str, in_one_crew: InOneCrew) -> None:
+    """As the two parts of a GAN are by turns: it is averaged again when it is trained again."""
+
+    def work(rank: int, sync: str) -> dict[str, Any]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        run = attach(model, optimizer, plan=sync, timeout=TIMEOUT)
+        plans = []
+        for step in range(20):
+            model[2].requires_grad_(not 4 <= step < 16)
+            if step == 4:
+                run.switch("tree")
+            torch.manual_seed(100 * step + rank)
+            optimizer.zero_grad()
+            model(torch.randn(8, 4)).square().mean().backward()
+            optimizer.step()
+            plans.append(str(run.plan))
+        result = {"plan": plans[15], "prints": fingerprint(model)}
+        run.close()
+        return result
+
+    results = in_one_crew(SIZE, work)
+    assert one_value(results, "plan") == "tree"  # the plan had changed before the part was trained
+    assert one_value(results, "prints")
+
+
+def test_ddp_takes_over_no_part_that_is_frozen() -> None:
+    def work() -> None:
+        model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 1))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with attach(model, optimizer, plan="ring", timeout=TIMEOUT) as run:
+            model[1].requires_grad_(False)
+            run.switch("ddp")
+            for _ in range(20):
+                model(torch.randn(8, 4)).square().mean().backward()
+                optimizer.step()
+
+    for result in on_ranks(2, lambda rank: raised(work)):
+        assert "ddp averages what is trained when it begins, and 1.weight" in result["text"]
+
+
 def test_and_away_from_ddp() -> None:
     def work(rank: int) -> dict[str, Any]:
         changed = trained(rank, "ddp", proposes(2, 3, "ring"))

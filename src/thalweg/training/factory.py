@@ -39,7 +39,7 @@ def make(
     """The source of a plan with its exchange, which begin with the current step. `repeating` is the
     source that waits for the averages of an interrupted step: it is opened again."""
     context.publish_plan(plan)
-    parameters = trainable(model)
+    parameters = context.parameters
     native = default_catalog().is_native(plan)
     if isinstance(model, DistributedDataParallel):
         _refuse_for_ddp(plan)

@@ -240,6 +240,7 @@ class RankSession:
             clock=self.clock,
             data_position=self.data_position,
             agreement=self.agreement,
+            parameters=self.trained,
             bad_gradients=BadGradients(world, self.clock),
             snapshot=self.snapshot,
             on_interrupted=self.on_interrupted,

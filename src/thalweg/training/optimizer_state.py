@@ -23,6 +23,7 @@ MEANS_OF_SQUARES = {"running_var", "exp_avg_sq", "max_exp_avg_sq", "square_avg",
 
 
 def averaged_tensors(
+    parameters: Mapping[str, nn.Parameter],
     model: nn.Module,
     optimizer: torch.optim.Optimizer | None,
     world: World,
@@ -31,10 +32,7 @@ def averaged_tensors(
 ) -> dict[str, torch.Tensor]:
     """The tensors that a parameter plan averages from this step on, by name: the trained
     parameters, batch norm's statistics, and the state of `optimizer`."""
-    tensors: dict[str, torch.Tensor] = {
-        name: p for name, p in model.named_parameters() if p.requires_grad
-    }
-    tensors |= statistics_of(model)
+    tensors: dict[str, torch.Tensor] = {**parameters, **statistics_of(model)}
     if optimizer is not None:
         state = optimizer_state_of_all(optimizer, world, abort_flag, step)
         tensors |= {f"{OPTIMIZER_PREFIX}{key}": tensor for key, tensor in state.items()}

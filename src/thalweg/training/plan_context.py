@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
+
+from torch import nn
 
 from thalweg.catalog import parse_plan
 from thalweg.engine.collectives import COLLECTIVE_TIMEOUT_REMEDY, Collectives, RoundCounter
@@ -73,11 +75,13 @@ class PlanContext(Peers):
     """The members, and the run in which a plan runs on this rank. `snapshot` is its state before a
     step. A source calls `on_interrupted` when a rendezvous interrupts a step: True if it has been
     opened again among other members, to repeat the step with the same gradients; it calls `notify`
-    with the kind, step, text and data of an event. Parameters are averaged from `first_step` on.
-    `root` is the rank with the newest parameters after a rendezvous under `asp`."""
+    with the kind, step, text and data of an event. `parameters` are those that were trained when
+    the run began, also if they are frozen now; they are averaged from `first_step` on. `root` is
+    the rank with the newest parameters after a rendezvous under `asp`."""
 
     data_position: DataPosition
     agreement: Agreement
+    parameters: Mapping[str, nn.Parameter]
     bad_gradients: BadGradients
     snapshot: Callable[[], Snapshot]
     on_interrupted: Callable[[Interrupted | StoreLost], bool]

@@ -162,4 +162,7 @@ def _add_once(parameter: nn.Parameter, amount: torch.Tensor) -> None:
         hook.remove()
         return gradient + amount
 
+    requires_gradient = parameter.requires_grad
+    parameter.requires_grad_(True)  # a frozen one takes no hook
     hook = register(add)
+    parameter.requires_grad_(requires_gradient)

@@ -58,7 +58,7 @@ class StepHooks:
     ) -> None:
         self.passed_safe_point = False
         self.shares_random = False  # run.shared_random was used for this batch
-        self.suits_ddp = True  # in the last step the model was called, and used every parameter
+        self._used_all = True  # in the last step the model was called, and used every parameter
         self._session = session
         self._recovery = recovery
         self._position = session.data_position
@@ -271,7 +271,12 @@ class StepHooks:
     def note_use(self) -> None:
         """Note, when a step counts, whether DDP could have run it."""
         used = all(p.grad is not None for p in self._session.trained.values())
-        self.suits_ddp = used and self._was_called
+        self._used_all = used and self._was_called
+
+    @property
+    def suits_ddp(self) -> bool:
+        """True if DDP could have run the last step, and no parameter is frozen now."""
+        return self._used_all and all(p.requires_grad for p in self._session.trained.values())
 
     def _compare_replicas(self) -> None:
         """Submit a digest of the parameters at intervals; if digests differ, all ranks end at the

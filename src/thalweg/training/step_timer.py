@@ -2,10 +2,11 @@
 
     begin ... first gradient ... last gradient ... averages in place ... optimizer ... end
 
-The first gradient is the first hook call in a backward. The last is the end of autograd's graph: a
-callback that is queued at the first gradient runs before those of DDP and of our synchronizers,
-which wait for other ranks; a callback that it queues itself runs after them. So no gradients need
-to be counted, and no plan has to report.
+The first gradient is the first hook call in a backward; the source that averages gradients learns
+of it, and of all others, from here. The last is the end of autograd's graph: a callback that is
+queued at the first gradient runs before those of DDP and of the source, which wait for other ranks;
+a callback that it queues itself runs after them. So no gradients need to be counted, and no plan
+has to report.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from time import monotonic
 
@@ -26,8 +28,8 @@ from thalweg.observe.monitor import Monitor
 from thalweg.observe.records import StepRecord
 from thalweg.training.backward_hooks import after_backward, after_gradient
 from thalweg.training.events import Events
-from thalweg.training.factory import trainable
 from thalweg.training.lifecycle import RankSession
+from thalweg.training.sources.source import Source
 
 log = logging.getLogger("thalweg")
 FORWARD_PHASE, BACKWARD_PHASE = "forward", "backward"
@@ -35,10 +37,9 @@ OPTIMIZER_PHASE, SAFE_POINT_PHASE = "the optimizer", "a safe point"
 
 
 class StepTimer:
-    """The timer of one run. Create it before a plan runs, as its hooks must be called first.
-    `arrivals` are those of the plan that runs; `records` is the folder to write steps into, if any.
-    `averaged` is called at the very end of every backward. The timer adds changes of the plan and
-    of stragglers to `events`, whose records its journal keeps."""
+    """The timer of one run. `arrivals` are those of the plan that runs; `records` is the folder to
+    write steps into, if any. `averaged` is called at the very end of every backward. The timer adds
+    changes of the plan and of stragglers to `events`, whose records its journal keeps."""
 
     def __init__(
         self,
@@ -66,7 +67,10 @@ class StepTimer:
         )
         self._events = events
         events.record = self.monitor.note
-        self._hooks = [after_gradient(p, self._gradient) for p in trainable(session.model).values()]
+        self._hooks = [
+            after_gradient(p, partial(self._gradient_ready, name))
+            for name, p in session.trained.items()
+        ]
         self.begin(session.step)
 
     def follow(self) -> None:
@@ -104,14 +108,22 @@ class StepTimer:
             self._blocked_seconds += monotonic() - began
             self.monitor.activity.enter_phase(FORWARD_PHASE, self._step)
 
-    def _gradient(self, _: torch.Tensor) -> None:
-        if self._end is not None and self._end() is not None:
-            return
+    def _gradient_ready(self, name: str, _: torch.Tensor) -> None:
+        source = self._session.source
+        if self._end is None or self._end() is None:
+            self._begin_backward(source)
+        if source is not None:
+            source.gradient_ready(name)
+
+    def _begin_backward(self, source: Source | None) -> None:
+        """The first gradient of a backward is ready, and nothing was sent yet."""
         self._session.data_position.start_backward()
         self._end = after_backward(self._is_through)
         if not self._first:
             self._first = monotonic()
             self.monitor.activity.enter_phase(BACKWARD_PHASE, self._step)
+        if source is not None:
+            source.begin_backward()
 
     def _is_through(self) -> None:
         """Autograd's graph is done; waiting for other ranks comes between this and the callback

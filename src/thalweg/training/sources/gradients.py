@@ -14,10 +14,9 @@ neither sums nor residuals have inf or nan in them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from math import inf, nan
 
 import torch
@@ -26,7 +25,7 @@ from torch import nn
 from thalweg.compress import arrange
 from thalweg.errors import Interrupted, RunError, StoreLost
 from thalweg.facts import Size
-from thalweg.training.backward_hooks import after_backward, after_gradient
+from thalweg.training.backward_hooks import after_backward
 from thalweg.training.buckets import Arrange, FlatBucket, Layout, scaled_into
 from thalweg.training.exchanges.exchange import Exchange
 from thalweg.training.finite import is_finite, not_finite
@@ -56,7 +55,7 @@ class GradientSource(Source):
         self._largest = largest
         self._parameters = parameters
         self._on = True
-        self._backward: Callable[[], object] | None = None  # including those nested in it
+        self._in_backward = False  # also after a backward that failed
         self._missing: dict[int, set[str]] = {}  # gradients by bucket
         self._unsent: deque[FlatBucket] = deque()
         self.open(context, layout, exchange)
@@ -67,9 +66,6 @@ class GradientSource(Source):
         self._context = context
         self._layout = layout
         self._bucket_of = {name: b.index for b in layout.buckets for name in b.views}
-        self._hooks = [
-            after_gradient(p, partial(self._ready, name)) for name, p in self._parameters.items()
-        ]
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -90,24 +86,24 @@ class GradientSource(Source):
         self.exchange.make_equal()
 
     def detach(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
         self._drop()
 
     def abort(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
+        self._in_backward = False
         self.exchange.close()  # frees its buffers, and so does the layout
         self._layout = replace(self._layout, buckets=())
 
-    def _ready(self, name: str, parameter: torch.Tensor) -> None:
-        if not self._on:
-            return
-        if self._backward is None or self._backward() is None:
+    def begin_backward(self) -> None:
+        if self._on and self._layout.buckets:
             self._drop()
             self._begin()
             self._missing = {b.index: set(b.views) for b in self._layout.buckets}
-            self._backward = after_backward(self._finish)
+            self._in_backward = True
+            after_backward(self._finish)
+
+    def gradient_ready(self, name: str) -> None:
+        if not (self._on and self._in_backward):
+            return
         index = self._bucket_of[name]
         if not self._missing[index]:
             raise RunError(
@@ -126,8 +122,8 @@ class GradientSource(Source):
 
     def _drop(self) -> None:
         """Discard a failed backward, once the buckets that were sent are free again."""
-        failed, self._backward = self._backward, None
-        if failed is not None:
+        failed, self._in_backward = self._in_backward, False
+        if failed:
             self.exchange.drop()
 
     @torch.no_grad()
@@ -160,7 +156,7 @@ class GradientSource(Source):
         """Send the remaining buckets at the end of backward, and put the averages in place. If
         members change meanwhile, average the same gradients among the new ones; or leave that to
         the repetition of the step."""
-        self._backward = None
+        self._in_backward = False
         while True:
             try:
                 while self._unsent:

@@ -18,7 +18,7 @@ from torch import nn
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
-from thalweg.errors import Interrupted, RunError
+from thalweg.errors import Interrupted, PlanError, RunError
 from thalweg.plan import Plan, Settings
 from thalweg.training.backward_hooks import Hook, after_backward
 from thalweg.training.plan_context import PlanContext
@@ -109,6 +109,12 @@ class NativeSource(Source):
         if plan.settings.bucket != Settings().bucket:
             options["bucket_cap_mb"] = plan.settings.bucket.nbytes / 2**20
         self._went_forward = False
+        frozen = [name for name, p in context.parameters.items() if not p.requires_grad]
+        if frozen:
+            raise PlanError(
+                f"{plan} averages what is trained when it begins, and {frozen[0]} is frozen now",
+                "unfreeze it before, or use the plan ring",
+            )
         parameters = nn.ParameterList(model.parameters())
         self._ddp: Any = DistributedDataParallel(parameters, **options)
         if membership is not None:

@@ -158,7 +158,12 @@ class ParameterSource(Source):
         if self._rounds is None:
             context, step = self._context, self._clock.step
             self._tensors = averaged_tensors(
-                self._model, self._optimizer, self._world, context.abort_flag, step
+                context.parameters,
+                self._model,
+                self._optimizer,
+                self._world,
+                context.abort_flag,
+                step,
             )
             layout = Layout.of(
                 self._tensors,

@@ -46,6 +46,12 @@ class Source:
         """Inside, backward accumulates gradients without averaging them."""
         return nullcontext()
 
+    def begin_backward(self) -> None:
+        """The first gradient of a backward is ready; none was, since the last backward ended."""
+
+    def gradient_ready(self, name: str) -> None:
+        """The gradient of this parameter is ready."""
+
     def join_forward(self) -> None:
         """Take part in the forward that is running, in which this source was made."""
 
