@@ -1,0 +1,419 @@
+"""The backend `thalweg` of torch.distributed: `init_process_group("thalweg")`.
+
+It runs all-reduces (SUM and AVG of float32, float64, float16 and bfloat16 on the CPU) by the
+schedules of an exact plan, through one engine for each process group. Everything else is Gloo's: a
+group of Gloo stands behind each of ours.
+
+    DDP, FSDP, script ──> ThalwegProcessGroup ── all-reduce ──> AllReducer ──> engine
+                                             └── the rest ────> Gloo
+
+A group opens its connections with its first all-reduce, in which all of its ranks take part. The
+plan is `auto(allow=exact)` by default: before the first large all-reduce the ranks measure their
+links for a few seconds, and each all-reduce takes the schedule that suits its size (`tuned`). A
+program is compiled and checked once for each size.
+
+The numbers of rounds are equal on all ranks because they issue the all-reduces of a group in the
+same order. One that the callback of another issues, as PowerSGD's hook does, is numbered after that
+one: callbacks of several buckets may run in any order.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from threading import Lock, local
+from time import sleep
+from typing import Any
+from weakref import WeakSet
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+from torch._compile import _disable_dynamo
+
+from thalweg.catalog import default_catalog, parse_plan
+from thalweg.declarations import Promise
+from thalweg.engine.arithmetic import arithmetic_of, as_array
+from thalweg.engine.collectives import SEE_OUTPUT_REMEDY
+from thalweg.engine.engine import Engine
+from thalweg.engine.execute import RankProgram, Task
+from thalweg.errors import PlanError, RunError, ThalwegError, UsageError
+from thalweg.facts import Cluster, Size, counted, read_cluster
+from thalweg.launch.launcher_variables import CLUSTER_VARIABLE
+from thalweg.members.world import World, host_of, own_address
+from thalweg.plan import Plan
+from thalweg.probing.calibration import quick_survey
+from thalweg.probing.coordinator import host_description
+from thalweg.schedules import Group, check
+from thalweg.training.auto.request import allowed, is_auto
+from thalweg.training.consistency_check import host_names
+from thalweg.transports.security import wants_encryption
+
+PLAN_VARIABLE, PROTECT_VARIABLE = "THALWEG_PLAN", "THALWEG_PROTECT"
+MEASURED_FROM = Size.parse("1MB")  # an all-reduce of this size is worth a survey before
+MAX_UNMEASURED_HOSTS = 2  # among these there is no choice to make
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+PROGRAM_CACHE_ENTRIES = 1024
+EXIT_GRACE_SECONDS = 0.1  # Gloo's threads abort a process that ends while they still run
+FORWARDED = (  # calls that torch makes from C++ on a group in Python; all others are Gloo's too
+    *("allgather", "allgather_coalesced", "allgather_into_tensor_coalesced", "alltoall"),
+    *("all_gather_single", "all_gather_single_coalesced", "all_to_all_single", "alltoall_base"),
+    *("_allgather_base", "_reduce_scatter_base", "barrier", "broadcast", "gather", "scatter"),
+    *("allreduce_coalesced", "monitored_barrier", "recv", "recv_anysource", "send", "reduce"),
+    *("reduce_scatter", "reduce_scatter_single", "reduce_scatter_single_coalesced"),
+    *("reduce_scatter_tensor_coalesced",),
+)
+AUTO_PLAN = "tuned"  # of `auto`
+log = logging.getLogger("thalweg")
+_hosts: list[str] = []  # of every rank of the job
+_open: WeakSet[AllReducer] = WeakSet()
+_inside = local()  # `work`: the all-reduce whose callback this thread runs
+
+
+class ThalwegProcessGroup(dist.ProcessGroup):
+    """A process group whose all-reduces are Thalweg's. `given` is the `pg_options` of the script:
+    a plan, its text, or a mapping with `plan` and `cluster`."""
+
+    def __init__(self, options: Any, given: Any = None) -> None:
+        rank, size = options.group_rank, options.group_size
+        super().__init__(rank, size)  # type: ignore[call-arg]  # missing in torch's stubs
+        # A second group of the same name, after `destroy_process_group`, gets a store of its own.
+        generation = (options.store.add("generations", 1) - 1) // size
+        store = PrefixStore(f"generation/{generation}", options.store)
+        plan, cluster = _options(given)
+        _refuse_unprotected(store)
+        self._gloo = dist.ProcessGroupGloo(store, rank, size, timeout=options.timeout)
+        self._inner = dist.ProcessGroup(store, rank, size)
+        kind = dist.ProcessGroup.BackendType.GLOO
+        for group in (self, self._inner):
+            group._register_backend(torch.device("cpu"), kind, self._gloo)
+            group._set_default_backend(kind)
+        ranks = tuple(options.global_ranks_in_group)
+        if not ranks:  # the job's own group, which torch makes first
+            _hosts[:] = _hosts_of_all(store, rank, size)
+            ranks = tuple(range(size))
+        self._reducer = AllReducer(
+            PrefixStore("thalweg", store),
+            rank,
+            [_hosts[rank] for rank in ranks],
+            options.timeout.total_seconds(),
+            plan=plan,
+            cluster=cluster and _part_of(cluster, ranks),
+            measures=is_auto(plan) and cluster is None and not options.global_ranks_in_group,
+        )
+
+    @_disable_dynamo
+    def allreduce(  # type: ignore[override]  # torch overloads it
+        self, tensors: list[torch.Tensor], opts: Any = None
+    ) -> Any:
+        options = dist.AllreduceOptions() if opts is None else opts
+        average = options.reduceOp == dist.ReduceOp.AVG
+        if len(tensors) == 1 and (average or options.reduceOp == dist.ReduceOp.SUM):
+            [tensor] = tensors
+            if self._reducer.takes(tensor):
+                return self._reducer.start(tensor, average=average)
+        return self._inner.allreduce(tensors, options)
+
+    def shutdown(self) -> None:
+        self._reducer.close()
+        self._gloo.shutdown()
+
+    def abort(self) -> None:
+        self._reducer.close()
+        self._gloo.abort()
+
+
+def _forwarding(name: str) -> Callable[..., Any]:
+    """A method that calls Gloo from Python. Without it torch's own fallback would hold Python's
+    lock while it waits for Gloo's threads, which need the lock."""
+
+    @_disable_dynamo
+    def forward(self: ThalwegProcessGroup, *args: Any, **options: Any) -> Any:
+        return getattr(self._inner, name)(*args, **options)
+
+    return forward
+
+
+for _name in FORWARDED:
+    if hasattr(dist.ProcessGroup, _name):
+        setattr(ThalwegProcessGroup, _name, _forwarding(_name))
+
+
+class AllReducer:
+    """The all-reduces of one group, whose ranks are on these hosts. With `measures` they measure
+    the links before the first large one, where there is a choice to make."""
+
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        hosts: Sequence[str],
+        timeout: float,
+        *,
+        plan: Plan,
+        cluster: Cluster | None,
+        measures: bool,
+    ) -> None:
+        self.count = 0  # of the all-reduces issued
+        self.group = Group.everybody(cluster or Cluster.of_hosts(hosts))
+        self._store = store
+        self._rank = rank
+        self._size = len(hosts)
+        self._hosts = len(set(hosts))
+        self._timeout = timeout
+        self._plan = plan
+        self._measures = measures and self._hosts > MAX_UNMEASURED_HOSTS
+        self._programs: dict[tuple[int, int], RankProgram] = {}
+        self._engine: Engine | None = None
+        self._last: Future[None] | None = None  # the all-reduce that was started last
+        self._lock = Lock()
+        self._closed = False
+
+    def takes(self, tensor: torch.Tensor) -> bool:
+        """True if this tensor is all-reduced here, and not by Gloo."""
+        return (
+            self._size > 1
+            and tensor.device.type == "cpu"
+            and tensor.layout is torch.strided
+            and tensor.dtype in DTYPES
+            and tensor.is_contiguous()
+            and tensor.numel() > 0
+            and not default_catalog().is_native(self._plan)
+        )
+
+    def start(self, tensor: torch.Tensor, *, average: bool) -> AllReduceWork:
+        """Start the all-reduce of a tensor, in place."""
+        flat = tensor.detach().view(-1)
+        with self._lock:
+            engine = self._opened()
+            if self._measures and tensor.nbytes >= MEASURED_FROM.nbytes:
+                self._measure(engine)
+            number = self._next_number()
+            vector = as_array(flat)
+            task = Task(
+                program=self._program(len(vector), vector.itemsize),
+                vector=vector,
+                step=number[0],
+                round_number=number[1],
+                arithmetic=arithmetic_of(flat.dtype),
+            )
+            self._last = engine.submit(_averaged(task, flat, self._size) if average else task)
+            return AllReduceWork(self, number, tensor, self._last)
+
+    def wait(self, work: AllReduceWork) -> None:
+        """Wait for an all-reduce; RunError names it if it has failed."""
+        assert self._engine is not None
+        try:
+            self._engine.wait([work.sent])
+        except ThalwegError as error:
+            raise work.failure(error) from error
+
+    def complete(self, complete: Callable[[], None]) -> None:
+        """Call this in a thread that may wait for other all-reduces."""
+        self._completions.submit(complete)
+
+    def close(self) -> None:
+        """Close the connections, if this process has opened them."""
+        self._closed = True
+        if self._engine is not None and self._process == os.getpid():
+            self._engine.close()
+            self._completions.shutdown(wait=False)
+
+    def _next_number(self) -> tuple[int, int]:
+        """The number of this all-reduce; a callback's are counted after the one that calls it."""
+        outer: AllReduceWork | None = getattr(_inside, "work", None)
+        if outer is not None and outer.reducer is self:
+            outer.nested += 1
+            return outer.number[0], outer.nested
+        self.count += 1
+        return self.count, 0
+
+    def _opened(self) -> Engine:
+        """The engine, which the group's first all-reduce opens. No rank waits for another here, as
+        they may issue the all-reduces of several groups in different orders."""
+        if self._closed:
+            raise UsageError("the process group is destroyed", "initialise another")
+        if self._engine is None:
+            self._process = os.getpid()
+            self._world = World.of(self._store, self._rank, self._size, timeout=self._timeout)
+            self._abort_flag = self._world.abort_flag()
+            self._completions = ThreadPoolExecutor(thread_name_prefix="thalweg-completion")
+            self._engine = Engine(self._world.transport(), self._abort_flag, self._timeout)
+            _open.add(self)
+            if self._rank == 0:
+                log.info("%s", self._start_line())
+        return self._engine
+
+    def _measure(self, engine: Engine) -> None:
+        """Measure the links between the ranks. All of them come here at the same all-reduce."""
+        if self._last is not None:
+            engine.wait([self._last])
+        namespace = self._world.namespace("survey")
+        cluster = quick_survey(namespace, self._abort_flag, None)
+        self.group, self._measures = Group.everybody(cluster), False
+        self._programs.clear()
+        if self._rank == 0:
+            racks = counted(len(cluster.racks), "rack")
+            log.info("measured the links: %s of %s", racks, counted(len(cluster.hosts), "host"))
+
+    def _program(self, elements: int, itemsize: int) -> RankProgram:
+        """This rank's part of an all-reduce of this size, checked before it runs first."""
+        program = self._programs.get((elements, itemsize))
+        if program is None:
+            if len(self._programs) >= PROGRAM_CACHE_ENTRIES:
+                self._programs.clear()
+            plan = parse_plan(AUTO_PLAN) if is_auto(self._plan) else self._plan
+            topology = default_catalog().topologies[plan.topology.name]
+            schedule = topology.build(self.group, elements, itemsize, 0, **plan.topology.arguments)
+            check(schedule)
+            program = RankProgram.of(schedule, self._rank)
+            self._programs[elements, itemsize] = program
+        return program
+
+    def _start_line(self) -> str:
+        security = self._world.security
+        ours = "TCP, encrypted" if security.encrypted else "TCP, not encrypted"
+        rest = "neither authenticated nor encrypted" if security.encrypted else "not encrypted"
+        return (
+            f"backend thalweg, plan {self._plan}: {counted(self._size, 'worker')} on "
+            f"{counted(self._hosts, 'host')}; all-reduces over {ours}; other collectives by "
+            f"Gloo, {rest}; thalweg.attach() adds compression, codes, and recovery from failures"
+        )
+
+
+class AllReduceWork(dist.Work):
+    """An all-reduce that was started: DDP waits for its future, scripts for the work itself."""
+
+    def __init__(
+        self,
+        reducer: AllReducer,
+        number: tuple[int, int],
+        tensor: torch.Tensor,
+        sent: Future[None],
+    ) -> None:
+        super().__init__()
+        self.reducer = reducer
+        self.number = number
+        self.nested = number[1]  # number of the last that a callback of this one has issued
+        self.sent = sent
+        self._tensor = tensor
+
+    def failure(self, error: BaseException) -> RunError:
+        """The error with the name of this all-reduce."""
+        kind = str(self._tensor.dtype).removeprefix("torch.")
+        what = f"all-reduce {self.number[0]} of {self._tensor.numel()} x {kind} failed"
+        if isinstance(error, ThalwegError):
+            return RunError(f"{what}: {error.problem}", error.remedy or SEE_OUTPUT_REMEDY)
+        return RunError(f"{what}: {type(error).__name__}: {error}", SEE_OUTPUT_REMEDY)
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Wait for the result. Rounds have a deadline, the timeout of the group."""
+        self.reducer.wait(self)
+        return True
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """A future of the tensors. Its callbacks run in a thread of their own, as they may
+        all-reduce and wait for that."""
+        found: torch.futures.Future[Any] = torch.futures.Future()
+
+        def complete() -> None:
+            _inside.work = self
+            error = self.sent.exception()
+            if error is None:
+                found.set_result([self._tensor])
+            else:
+                found.set_exception(self.failure(error))
+            _inside.work = None
+
+        self.sent.add_done_callback(lambda _: self.reducer.complete(complete))
+        return found.then(lambda done: done.value())  # which raises the error, if it is one
+
+    def is_completed(self) -> bool:
+        return self.sent.done()
+
+    def is_success(self) -> bool:
+        return self.sent.done() and self.sent.exception() is None
+
+    def exception(self) -> BaseException | None:
+        return self.sent.exception() if self.sent.done() else None
+
+    def result(self) -> list[torch.Tensor]:
+        return [self._tensor]
+
+
+def _averaged(task: Task, flat: torch.Tensor, size: int) -> Iterator[Sequence[Task]]:
+    """The chain that divides the sum, as Gloo does."""
+    yield [task]
+    flat.div_(size)
+
+
+def _options(given: Any) -> tuple[Plan, Cluster | None]:
+    """The plan and the cluster that the script or the environment names. PlanError for a plan that
+    isn't exact, or whose all-reduces need more than a tensor."""
+    named = dict(given) if isinstance(given, Mapping) else {"plan": given}
+    if unknown := named.keys() - {"plan", "cluster"}:
+        raise UsageError(f"pg_options has {sorted(unknown)[0]!r}", 'give "plan" and "cluster"')
+    text = named.get("plan") or os.environ.get(PLAN_VARIABLE) or "auto(allow=exact)"
+    plan = text if isinstance(text, Plan) else parse_plan(str(text))
+    is_exact = (allowed(plan) if is_auto(plan) else default_catalog().guarantee(plan).promise) is (
+        Promise.EXACT
+    )
+    if not is_exact or plan.redundancy is not None or plan.averages_parameters:
+        raise PlanError(
+            f"the backend thalweg can't run {plan}: an all-reduce alone carries exact plans",
+            f'use thalweg.attach(model, optimizer, plan="{plan}")',
+        )
+    cluster = named.get("cluster") or os.environ.get(CLUSTER_VARIABLE)
+    if cluster is not None and not isinstance(cluster, Cluster):
+        cluster = read_cluster(Path(cluster))
+    return plan, cluster
+
+
+def _hosts_of_all(store: Any, rank: int, size: int) -> list[str]:
+    """The host of each rank; all ranks come here together."""
+    own = host_description()
+    store.set(f"host/{rank}", json.dumps([own[key] for key in ("name", "machine", "stack")]))
+    return host_names(store.get(f"host/{other}").decode() for other in range(size))
+
+
+def _refuse_unprotected(store: Any) -> None:
+    """Raise UsageError if everything has to be protected, and other hosts take part."""
+    if os.environ.get(PROTECT_VARIABLE) != "required":
+        return
+    if wants_encryption(os.environ, own_address(host_of(store), os.environ)):
+        raise UsageError(
+            f"{PROTECT_VARIABLE}=required, and Gloo's part of the backend is neither authenticated "
+            "nor encrypted",
+            "use thalweg.attach(), whose connections all are, or leave the variable out",
+        )
+
+
+def _part_of(cluster: Cluster, ranks: tuple[int, ...]) -> Cluster:
+    """The hosts of these ranks, which are numbered from 0 in their order."""
+    places = {rank: place for place, rank in enumerate(ranks)}
+    racks = []
+    for rack in cluster.racks:
+        hosts = [
+            replace(host, ranks=tuple(places[rank] for rank in host.ranks if rank in places))
+            for host in rack.hosts
+        ]
+        if present := tuple(host for host in hosts if host.ranks):
+            racks.append(replace(rack, hosts=present))
+    return replace(cluster, racks=tuple(racks))
+
+
+@atexit.register
+def _close_all() -> None:
+    """Close the groups that the script hasn't destroyed, and let Gloo's threads end."""
+    for reducer in list(_open):
+        with suppress(ThalwegError):
+            reducer.close()
+    if dist.is_initialized():
+        sleep(EXIT_GRACE_SECONDS)
