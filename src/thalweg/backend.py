@@ -54,6 +54,7 @@ from thalweg.probing.coordinator import host_description
 from thalweg.schedules import Group, check
 from thalweg.training.auto.request import allowed, is_auto
 from thalweg.training.consistency_check import host_names
+from thalweg.training.shutdown import show_log_lines
 from thalweg.transports.security import wants_encryption
 
 PLAN_VARIABLE, PROTECT_VARIABLE = "THALWEG_PLAN", "THALWEG_PROTECT"
@@ -97,6 +98,7 @@ class ThalwegProcessGroup(dist.ProcessGroup):
             group._set_default_backend(kind)
         ranks = tuple(options.global_ranks_in_group)
         if not ranks:  # the job's own group, which torch makes first
+            show_log_lines()
             _hosts[:] = _hosts_of_all(store, rank, size)
             ranks = tuple(range(size))
         self._reducer = AllReducer(
@@ -217,14 +219,23 @@ class AllReducer:
 
     def complete(self, complete: Callable[[], None]) -> None:
         """Call this in a thread that may wait for other all-reduces."""
-        self._completions.submit(complete)
+        try:
+            self._completions.submit(complete)
+        except RuntimeError:  # the group is closed
+            complete()
 
     def close(self) -> None:
-        """Close the connections, if this process has opened them."""
-        self._closed = True
-        if self._engine is not None and self._process == os.getpid():
-            self._engine.close()
-            self._completions.shutdown(wait=False)
+        """Close the connections, if this process has opened them. The other ranks learn of an
+        all-reduce that is still under way: they would wait for this rank until their timeout."""
+        was_closed, self._closed = self._closed, True
+        if was_closed or self._engine is None or self._process != os.getpid():
+            return
+        if self._last is not None and not self._last.done():
+            self._abort_flag.publish(
+                f"rank {self._rank} ended while all-reduce {self.count} was under way"
+            )
+        self._engine.close()
+        self._completions.shutdown(wait=False)
 
     def _next_number(self) -> tuple[int, int]:
         """The number of this all-reduce; a callback's are counted after the one that calls it."""
