@@ -19,7 +19,6 @@ import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -202,14 +201,6 @@ class Snapshot:
         for part, state in zip(objects, self.objects, strict=True):
             with loading(part):
                 part.load_state_dict(state)
-
-    def settings(
-        self, optimizer: torch.optim.Optimizer, objects: Sequence[Stateful]
-    ) -> Callable[[], None]:
-        """A function that loads again what scripts change at the end of an epoch, and holds no more
-        than that."""
-        groups, states = self.optimizer["param_groups"], self.objects
-        return partial(load_settings, optimizer, objects, groups, states)
 
 
 def load_settings(
