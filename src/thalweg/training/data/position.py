@@ -61,7 +61,10 @@ class DataPosition:
     @property
     def sampling(self) -> dict[str, int]:
         """The settings that the position depends on; none with the script's own loader."""
-        return {} if self.rank_loader is None else self.rank_loader.sampling
+        if self.rank_loader is None:
+            return {}
+        sampler = self.rank_loader.sampler
+        return {"samples": sampler.samples, "batch size": sampler.batch, "seed": sampler.seed}
 
     def mean(self, losses: torch.Tensor) -> torch.Tensor:
         """The mean loss, weighted by this rank's slice of the batch if gradients are computed."""
