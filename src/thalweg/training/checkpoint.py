@@ -50,7 +50,6 @@ _HIDDEN = re.compile(r"\.step-\d{8,}(?:\.new)?@(?P<host>.+)@(?P<pid>\d+)")
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 Identity = tuple[int, int]
-_OLDER_CHECKPOINT_REMEDY = "resume from an older checkpoint, or start again without one"
 
 
 def write(
@@ -102,14 +101,13 @@ def read(path: Path) -> Snapshot:
     """The snapshot in this folder, every byte of it verified."""
     index = _index(path)
     fields: dict[str, Any] = {}
-    for part, field in _PARTS.items():
-        file = path / f"{part}.safetensors"
-        with _readable(path):
+    with _readable(path):
+        for part, field in _PARTS.items():
+            file = path / f"{part}.safetensors"
             _verify(file, index)
             # cloned: load_file maps the file, which a later write removes
             tensors = {name: tensor.clone() for name, tensor in load_file(file).items()}
             fields[field] = unpack(index["trees"][part], tensors)
-    with _readable(path):
         sampling = dict(index["position"])
         position = BatchIndex(epoch=sampling.pop("epoch"), batch=sampling.pop("batch"))
         fields["ranks"] = [RankState.of(rank) for rank in fields["ranks"]]
@@ -291,7 +289,10 @@ class NewerFormat(CheckpointError):
 
 
 def _damaged(path: Path, problem: str) -> CheckpointError:
-    return CheckpointError(f"checkpoint {path} is damaged: {problem}", _OLDER_CHECKPOINT_REMEDY)
+    return CheckpointError(
+        f"checkpoint {path} is damaged: {problem}",
+        "resume from an older checkpoint, or start again without one",
+    )
 
 
 @contextmanager
