@@ -162,7 +162,6 @@ class AutoController:
             due=session.step + PROFILED_STEPS,
             awaits_advice=True,
         )
-        self._entries = 0
         self._seconds: list[float] = []  # the step times since the last change
         self._median_seconds: dict[str, float] = {}  # step time by plan, on this rank
         self._drift: StepTimeDrift | None = None
@@ -235,7 +234,7 @@ class AutoController:
 
     def _next_entry(self, step: int) -> None:
         state, due = self._state, self._state.due
-        key = f"auto/{self._entries}"
+        key = f"auto/{due}"
         if due == step:
             self._make_entry(key, step)
         world = self._session.world
@@ -244,7 +243,6 @@ class AutoController:
             "look at the output of rank 0, or allow more with timeout=",
         )
         entry = json.loads(world.read(key, self._session.abort_flag, late))
-        self._entries += 1
         self._state = _folded(state, entry)
         self._note(state, entry)
         if due == step:
