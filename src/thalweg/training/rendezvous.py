@@ -73,29 +73,22 @@ class LostSamples:
         of `step`."""
         if not self.plan.averages_parameters:
             return 0
-        lost = 0
-        for rank in self._all:
-            if rank not in members:
-                for number in range(self._alone_from(rank, over), begins):
-                    lost += self._share(rank, position, number - step)
-        return lost
-
-    @property
-    def _all(self) -> Collection[int]:
-        return range(self.batches.size) if self.batches.members is None else self.batches.members
+        sharers = self.batches.members or range(self.batches.size)
+        return sum(
+            self._share(rank, position, number - step)
+            for rank in sharers
+            if rank not in members
+            for number in range(self._alone_from(rank, over), begins)
+        )
 
     def _alone_from(self, rank: int, over: int) -> int:
         """The first step after the rank's last averaging with others."""
         if rank in self.group.ranks:
             for step in range(over - 1, self.since - 1, -1):
-                if rank in self._averaging_groups(step):
+                rounds = compile_step(self.plan, self.group, GROUPING_WORKLOAD, step).rounds
+                if any(rank in r.group.ranks and r.group.size > 1 for r in rounds):
                     return step + 1
         return self.since
-
-    def _averaging_groups(self, step: int) -> Iterator[int]:
-        for round_ in compile_step(self.plan, self.group, GROUPING_WORKLOAD, step).rounds:
-            if round_.group.size > 1:
-                yield from round_.group.ranks
 
     def _share(self, rank: int, position: BatchIndex, batches: int) -> int:
         """The size of this rank's slice of a batch, `batches` batches after that position."""
