@@ -33,6 +33,7 @@ from thalweg.codes import TREE_ROOT
 from thalweg.report.explain.coded_plan import BatchPart, CodedPlanView
 from thalweg.report.explain.groups import Groups
 from thalweg.report.explain.step_view import AsyncPlanView, Explanation, Scene
+from thalweg.schedules import Traffic
 
 Entries = dict[str, Any]
 WHEN_READY, AFTER_OPTIMIZER = "when the bucket is ready", "after the optimizer step"
@@ -83,7 +84,7 @@ def settings(explanation: Explanation) -> Entries:
             "root": messages.root,
             "up_bytes": messages.up_nbytes,
             "down_bytes": messages.down_nbytes,
-            "story": dict(messages.story),
+            "story": messages.story,
         }
     return common
 
@@ -122,7 +123,10 @@ def rows(explanation: Explanation) -> list[Entries]:
     if (view := explanation.coded) is not None:
         entries += [_coded_worker_row(view, rank) for rank in view.allocation.workers]
     if (messages := explanation.async_plan) is not None:
-        entries += [_async_worker_row(messages, rank) for rank in explanation.group.order]
+        entries += [
+            _async_worker_row(messages, explanation.traffic, rank)
+            for rank in explanation.group.order
+        ]
     return entries
 
 
@@ -224,15 +228,15 @@ def _coded_worker_row(view: CodedPlanView, rank: int) -> Entries:
     }
 
 
-def _async_worker_row(messages: AsyncPlanView, rank: int) -> Entries:
+def _async_worker_row(messages: AsyncPlanView, traffic: Traffic, rank: int) -> Entries:
     """A worker of a plan without rounds: the root that it answers, None if it is the root itself,
     and its traffic in one step of every worker."""
     return {
         "kind": "worker",
         "rank": rank,
         "answers": messages.root if rank != messages.root else None,
-        "sends": messages.traffic.sent[rank],
-        "receives": messages.traffic.received[rank],
+        "sends": traffic.sent[rank],
+        "receives": traffic.received[rank],
     }
 
 

@@ -277,4 +277,4 @@ def _draw_async_plan(
         ("root", f"the root, in rank {view.root}"),
     ]
     legend(parent, y, entries)
-    return facts(parent, y + 6, view.story)
+    return facts(parent, y + 6, view.story.items())

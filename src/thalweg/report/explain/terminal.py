@@ -49,7 +49,7 @@ def render(explanation: Explanation, most_slots: int, width: int) -> Iterator[Re
     if explanation.coded is not None:
         yield coded_tree(explanation.coded)
     if explanation.async_plan is not None:
-        yield Block(Text("\nMessages", style="bold"), named(explanation.async_plan.story))
+        yield Block(Text("\nMessages", style="bold"), named(explanation.async_plan.story.items()))
     elif not explanation.scenes:
         usual = first_step(explanation.plan)
         yield Text(f"\nNo communication at step {explanation.step}; try --step {usual}.")
