@@ -32,8 +32,7 @@ COLOURS = """
 SVG_STYLE = """
 :root { background: var(--page); } svg { font: 12px system-ui, sans-serif; }
 text { fill: var(--text); } .faint { fill: var(--faint); }
-.title { font-size: 15px; font-weight: 600; } .middle { text-anchor: middle; }
-.end { text-anchor: end; } .grid { stroke: var(--line); } .axis { stroke: var(--faint); }
+.title { font-size: 15px; font-weight: 600; }
 .rack { fill: var(--panel); } text.slow { fill: var(--warn); font-weight: 600; }
 """
 CLUSTER_STYLE = """
@@ -102,8 +101,9 @@ def line(parent: ET.Element, x1: float, y1: float, x2: float, y2: float, name: s
 
 
 def box(
-    parent: ET.Element, x: float, y: float, width: float, height: float, name: str
+    parent: ET.Element, x: float | str, y: float, width: float | str, height: float, name: str
 ) -> ET.Element:
+    """A rectangle; `x` and `width` may be percentages."""
     return add(parent, "rect", name=name, x=x, y=y, width=width, height=height)
 
 
