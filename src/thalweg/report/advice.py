@@ -325,9 +325,8 @@ def add_sweep(parent: ET.Element, advice: Advice, sweep: Sweep) -> None:
         add(beside, "p", f"{more} not drawn.", "lead")
     if crossovers:
         add(beside, "p", "Rates at which two plans have the same step time:", "lead")
-        entry = add_numbered(beside)
-        for crossover in crossovers:
-            text = entry()
+        places = add_numbered(beside, len(crossovers))
+        for text, crossover in zip(places, crossovers, strict=True):
             text.text = f"{about(crossover.bits_per_second, 'bit/s')}: below it "
             plan_text(text, crossover.slower_links).tail = " is faster, above it "
             plan_text(text, crossover.faster_links).tail = "."

@@ -252,9 +252,9 @@ def add_step_times(
         add(legend, "li", f"a point is the mean of {len(bins[0])} steps")
     add_chart(figure, chart)
     if chart.marks:
-        entry = add_numbered(figure)
-        for mark in chart.marks:
-            entry().text = mark.text
+        places = add_numbered(figure, len(chart.marks))
+        for place, mark in zip(places, chart.marks, strict=True):
+            place.text = mark.text
 
 
 def _binned(steps: Sequence[int], most: int) -> list[Sequence[int]]:

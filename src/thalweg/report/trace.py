@@ -29,7 +29,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,6 @@ from thalweg.observe.records import BucketRecord, StepRecord
 from thalweg.observe.run_report import RunReport
 from thalweg.observe.timeline import RankTimeline
 
-FIRST_MOMENT_STEPS = 8  # steps in whose rounds the earliest moment of a rank is looked for
 Arguments = Mapping[str, int | float | str]
 Clock = Callable[[float], int]
 """The whole microseconds since the earliest moment."""
@@ -87,7 +86,14 @@ def trace(run: RunReport) -> Trace:
         for timeline in run.timeline.rank_timelines.values()
         if timeline.steps or timeline.notes
     ]
-    earliest = min((moment for lane in lanes for moment in _first_moments(lane)), default=0.0)
+    earliest = min(
+        chain(
+            (event.at for lane in lanes for event in lane.notes),
+            (step.begin for lane in lanes for step in lane.steps),
+            (r.started for lane in lanes for step in lane.steps for r in step.rounds),
+        ),
+        default=0.0,
+    )
 
     def time(moment: float) -> int:
         return max(0, round((moment - earliest) * 1e6))
@@ -96,13 +102,6 @@ def trace(run: RunReport) -> Trace:
         processes=tuple(_process(timeline, run, time) for timeline in lanes),
         remarks=run.timeline.remarks,
     )
-
-
-def _first_moments(timeline: RankTimeline) -> Iterator[float]:
-    """Times among which is the earliest: rounds may begin before the first step that is shown."""
-    yield from (event.at for event in timeline.notes)
-    for step in timeline.steps[:FIRST_MOMENT_STEPS]:
-        yield from (step.begin, *(record.started for record in step.rounds))
 
 
 def _process(timeline: RankTimeline, run: RunReport, time: Clock) -> Process:

@@ -301,17 +301,17 @@ class Softmax:
 
     def gradients(self, allocation: Allocation) -> list[list[Single]]:
         """The sum over the samples of each cell of the allocation, by model."""
+        inputs, _ = self._data
         cuts = [round(cut * self.samples) for cut in allocation.cuts]
         return [
-            [self._part(error, start, stop) for start, stop in pairwise(cuts)]
+            [
+                np.ascontiguousarray(
+                    (inputs[start:stop].T @ error[start:stop]).reshape(-1)[: self.elements]
+                )
+                for start, stop in pairwise(cuts)
+            ]
             for error in self._errors
         ]
-
-    def _part(self, error: Single, start: int, stop: int) -> Single:
-        inputs, _ = self._data
-        return np.ascontiguousarray(
-            (inputs[start:stop].T @ error[start:stop]).reshape(-1)[: self.elements]
-        )
 
 
 def message(gradients: Sequence[Single], weights: Mapping[int, float]) -> Single:
