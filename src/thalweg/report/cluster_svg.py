@@ -98,11 +98,8 @@ def duplex_text(rates: Duplex) -> str:
     out, into = (about(rate.bits_per_second, "bit/s") for rate in (rates.out, rates.into))
     if out == into:
         return out
-    (up, its_unit), (down, unit) = out.split(), into.split()
-    if its_unit == unit:
-        return f"↑{up} ↓{down} {unit}"
-    prefixes = [text.removesuffix("bit/s") for text in (its_unit, unit)]
-    return f"↑{up}{prefixes[0]} ↓{down}{prefixes[1]} bit/s"
+    up, down = (text.removesuffix("bit/s").replace(" ", "") for text in (out, into))
+    return f"↑{up} ↓{down} bit/s"
 
 
 def _caption(cluster: Cluster, tiles: int) -> Iterable[str]:

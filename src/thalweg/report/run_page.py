@@ -305,16 +305,19 @@ def add_heat_map(
     and `verb` the deviation."""
     values = {number: deviation(steps) for number, steps in by_step(ranks).items()}
     bins = _binned(list(values), MAX_HEAT_CELLS)
-    rows = {rank: [_mean_deviation(values, rank, steps) for steps in bins] for rank in ranks}
-    shown = sorted(sorted(rows, key=lambda rank: -sum(rows[rank]))[:MAX_HEAT_RANKS])
-    strongest = max((value for rank in shown for value in rows[rank]), default=0.0)
+    rows = {
+        rank: {_steps_text(steps): _mean_deviation(values, rank, steps) for steps in bins}
+        for rank in ranks
+    }
+    shown = sorted(sorted(rows, key=lambda rank: -sum(rows[rank].values()))[:MAX_HEAT_RANKS])
+    strongest = max((value for rank in shown for value in rows[rank].values()), default=0.0)
     if strongest < MIN_HEAT_FRACTION:
         add(parent, "p", f"No rank {verb} {100 * MIN_HEAT_FRACTION:g} % {text}.")
         return
     grid = add(parent, "div", name="heat")
     for rank in shown:
         add(grid, "span", names[rank], "rank")
-        _draw_heat_row(grid, names[rank], bins, rows[rank], strongest, text)
+        _draw_heat_row(grid, names[rank], rows[rank], strongest, text)
     add(grid, "span", "step", "rank")
     ends = add(grid, "div", name="ends")
     add(ends, "span", str(bins[0][0]))
@@ -333,23 +336,19 @@ def _mean_deviation(
     return fmean(present) if present else 0.0
 
 
+def _steps_text(steps: Sequence[int]) -> str:
+    return f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
+
+
 def _draw_heat_row(
-    grid: ET.Element,
-    name: str,
-    bins: Sequence[Sequence[int]],
-    row: Sequence[float],
-    strongest: float,
-    text: str,
+    grid: ET.Element, name: str, row: Mapping[str, float], strongest: float, text: str
 ) -> None:
-    worst = row.index(max(row))
-    title = f"{name}: at most {row[worst]:.0%} {text}, at step {bins[worst][0]}"
+    worst, width = max(row, key=lambda steps: row[steps]), 100 / len(row)
+    title = f"{name}: at most {row[worst]:.0%} {text}, at {worst}"
     drawn = strip(grid, title, HEAT_ROW_PIXELS)
-    cell_width = 100 / len(bins)
-    for index, (steps, value) in enumerate(zip(bins, row, strict=True)):
-        strength = value / strongest
-        if strength >= FAINTEST:
-            x, width = f"{index * cell_width:.3f}%", f"{cell_width:.3f}%"
-            cell = box(drawn, x, 0, width, HEAT_ROW_PIXELS, "hot")
-            cell.set("fill-opacity", f"{strength:.2f}")
-            when = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
-            tip(cell, f"{when}: {value:.0%}")
+    for index, (steps, value) in enumerate(row.items()):
+        if value >= FAINTEST * strongest:
+            x = f"{index * width:.3f}%"
+            cell = box(drawn, x, 0, f"{width:.3f}%", HEAT_ROW_PIXELS, "hot")
+            cell.set("fill-opacity", f"{value / strongest:.2f}")
+            tip(cell, f"{steps}: {value:.0%}")

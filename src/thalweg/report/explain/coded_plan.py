@@ -13,6 +13,7 @@ from fractions import Fraction
 from thalweg.catalog import Catalog
 from thalweg.codes import TREE_ROOT, Allocation
 from thalweg.codes.tolerance import Quota, Ranks, Tolerance, chance_of_waiting, quotas, tolerance
+from thalweg.facts import counted
 from thalweg.plan import Plan
 from thalweg.redundancy import allocation_of
 from thalweg.report.tables import fact_lines, range_text
@@ -151,10 +152,8 @@ class CodedPlanView:
         sizes = [str(len(layer)) for layer in tree.layers()][1:]
         below = sorted({len(tree.children[node]) for node in tree.codes})
         several = f"{below[0]} to {below[-1]}" if len(below) > 1 else str(below[0])
-        who = f"{several} children" if below != [1] else "1 child"
-        parents = len(tree.codes)
-        parents_text = f"{parents} parents of {who} each" if parents > 1 else f"one parent of {who}"
-        return f"{len(sizes)}, of {' + '.join(sizes)} workers; {parents_text}"
+        parents = counted(len(tree.codes), "parent")
+        return f"{len(sizes)}, of {' + '.join(sizes)} workers; {parents} of {several} children each"
 
     def _root(self) -> str:
         host = self.allocation.host

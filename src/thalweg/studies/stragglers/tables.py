@@ -297,7 +297,7 @@ def draw_stragglers(title: str, by_table: Mapping[str, Sequence[Row]]) -> str:
 
     timed = [name for name in by_table if name != "surface"]
     pairs = [timed[start : start + 2] for start in range(0, len(timed), 2)]
-    panels = [[name for name in pair for _ in range(6 // len(pair))] for pair in pairs]
+    panels: list[Any] = [[name for name in pair for _ in range(6 // len(pair))] for pair in pairs]
     if "surface" in by_table:
         panels.append([rival for rival in RIVALS for _ in range(2)])
     figure = Figure(figsize=(11, PANEL_INCHES * len(panels) + 0.5), layout="constrained")
