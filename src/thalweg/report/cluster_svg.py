@@ -247,12 +247,14 @@ def tables(result: ProbeResult) -> list[Table]:
 
 
 def outcome_text(result: ProbeResult, file: Path, picture: Path) -> str:
-    lines = [f"racks ({result.sureness}): {result.reason}"]
-    lines += [*result.outliers, *result.contradictions, *result.notes]
-    lines.append(
-        f"{result.measurements} measurements over {result.transport}, {result.seconds:.0f} s"
-    )
-    lines.append(f"written: {file} (for every --cluster), {picture}")
+    lines = [
+        f"racks ({result.sureness}): {result.reason}",
+        *result.outliers,
+        *result.contradictions,
+        *result.notes,
+        f"{result.measurements} measurements over {result.transport}, {result.seconds:.0f} s",
+        f"written: {file} (for every --cluster), {picture}",
+    ]
     return "\n".join(lines)
 
 
