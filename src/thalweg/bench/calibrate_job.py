@@ -25,6 +25,7 @@ from thalweg.bench.run_everywhere import (
 from thalweg.bench.simulated_compute import ComputeSleeper, SimulatedCompute
 from thalweg.engine.engine import Engine
 from thalweg.facts import Cluster, Situation, format_situation, parse_situation
+from thalweg.launch.worker_group import SupervisorHook
 from thalweg.members.world import World
 from thalweg.plan import Choice
 from thalweg.probing.calibration import Progress, calibrate
@@ -54,11 +55,18 @@ def calibrate_at(
     declared: Cluster | None,
     codecs: Sequence[Choice],
     progress: NotedProgress,
+    *,
+    steps: int = CALIBRATION_JOB_STEPS,
+    injection: SimulatedCompute | None = None,
+    director: SupervisorHook | None = None,
 ) -> JobCalibration | None:
-    """The calibration of a deployment; None if this process is a launched rank other than 0."""
+    """The calibration of a deployment; None if this process is a launched rank other than 0.
+
+    `director` applies events to the deployment's workers.
+    """
 
     def work(rank: int, report: Report) -> Result:
-        found = calibrate_job(job, declared, codecs, report)
+        found = calibrate_job(job, declared, codecs, report, steps=steps, injection=injection)
         rest = {"spread": found.spread, "seconds": found.seconds}
         return {"texts": format_situation(found.situation), **rest} if rank == 0 else {}
 
@@ -67,6 +75,7 @@ def calibrate_at(
         work,
         lambda what, done, total: progress(done, total or done + 1, what),
         timeout=CALIBRATION_TIMEOUT_SECONDS,
+        director=director,
     )[0]
     if not packed:
         return None

@@ -31,9 +31,10 @@ slowest rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from math import sqrt
 from statistics import fmean, quantiles
 from typing import Any
@@ -49,7 +50,8 @@ from thalweg.declarations import Promise
 from thalweg.errors import LabError, RunError, ThalwegError
 from thalweg.facts import Situation
 from thalweg.lab.event import AppliedEvent
-from thalweg.launch.supervisor import SendMessage, Work, run_workers
+from thalweg.launch.place import HERE
+from thalweg.launch.supervisor import SendMessage, run_workers
 from thalweg.launch.worker_group import OnMessage
 from thalweg.plan import TRANSPORT
 from thalweg.redundancy import spare_ranks
@@ -84,64 +86,28 @@ class TrainingRun:
         return set(scenario.counted(self.event_steps))
 
 
-RunAll = Callable[[Work, OnMessage, Collection[int]], TrainingRun]
-"""Runs fresh workers in the scenario's cluster; `spare` ranks may fail."""
-
-
-def side_by_side(workers: int) -> RunAll:
-    """A runner on this machine, where links have no rates and no events happen."""
-
-    def run_all(work: Work, on_message: OnMessage, spare: Collection[int]) -> TrainingRun:
-        return TrainingRun(
-            results=run_workers(workers, work, timeout=None, on_message=on_message, spare=spare)
-        )
-
-    return run_all
-
-
-def in_lab(lab: labs.Lab, events: Sequence[labs.Event]) -> RunAll:
-    """A runner in the lab, whose links are restored to their declared rates before each run."""
-
-    def run_all(work: Work, on_message: OnMessage, spare: Collection[int]) -> TrainingRun:
-        lab.restore()
-        director = lab.director(events)
-        results = run_workers(
-            lab.cluster.workers,
-            work,
-            timeout=None,
-            place=lab.place,
-            director=director,
-            on_message=on_message,
-            spare=spare,
-        )
-        return TrainingRun(results=results, fired=tuple(director.fired))
-
-    return run_all
-
-
 def compare(
     scenario: Scenario,
-    run_all: RunAll,
+    lab: labs.Lab | None,
     progress: NotedProgress,
     situation: Situation | None = None,
 ) -> list[Row]:
     """A row for each plan, in the scenario's order, with its prediction if the situation is
-    known."""
+    known. Without a lab workers run on this machine: links have no rates, and no events happen."""
     trials: dict[str, list[TrainingRun]] = {sync: [] for sync in scenario.syncs}
     errors: dict[str, str] = {}
-    total = scenario.repeats * len(scenario.syncs) * scenario.steps
-    done = 0
-    for repeat in range(scenario.repeats):
-        for sync in scenario.syncs:
-            if sync not in errors:
-                report = partial(_report, progress, done, total, sync)
-                try:
-                    trials[sync].append(_trial(scenario, sync, repeat, run_all, report))
-                except LabError:
-                    raise
-                except ThalwegError as error:
-                    errors[sync] = str(error)
-            done += scenario.steps
+    turns = list(product(range(scenario.repeats), scenario.syncs))
+    total = len(turns) * scenario.steps
+    for number, (repeat, sync) in enumerate(turns):
+        if sync in errors:
+            continue
+        report = partial(_report, progress, number * scenario.steps, total, sync)
+        try:
+            trials[sync].append(_trial(scenario, sync, repeat, lab, report))
+        except LabError:
+            raise
+        except ThalwegError as error:
+            errors[sync] = str(error)
     rows = [_row(scenario, sync, trials[sync], errors.get(sync)) for sync in scenario.syncs]
     return rows if situation is None else [_predicted(row, scenario, situation) for row in rows]
 
@@ -159,8 +125,9 @@ def _report(
 
 
 def _trial(
-    scenario: Scenario, sync: str, repeat: int, run_all: RunAll, on_message: OnMessage
+    scenario: Scenario, sync: str, repeat: int, lab: labs.Lab | None, on_message: OnMessage
 ) -> TrainingRun:
+    """One run, in a lab from the declared rates of its links."""
     recipe = Recipe(
         steps=scenario.steps,
         seed=repeat,
@@ -173,8 +140,19 @@ def _trial(
     def work(rank: int, report: SendMessage) -> dict[str, Any]:
         return train(scenario.job, sync, recipe, report)[1]  # the result, without the model
 
-    spare = spare_ranks(parse_plan(sync), Group.everybody(scenario.cluster))
-    trial = run_all(work, on_message, spare)
+    if lab is not None:
+        lab.restore()
+    director = None if lab is None else lab.director(scenario.events)
+    results = run_workers(
+        scenario.cluster.workers,
+        work,
+        timeout=None,
+        place=HERE if lab is None else lab.place,
+        director=director,
+        on_message=on_message,
+        spare=spare_ranks(parse_plan(sync), Group.everybody(scenario.cluster)),
+    )
+    trial = TrainingRun(results=results, fired=() if director is None else tuple(director.fired))
     if not trial.reported:
         raise RunError("no worker finished", "let the events leave one alive")
     return trial

@@ -72,15 +72,14 @@ def train(
 
     The plans take turns, from the same start on the same samples, with the same stragglers.
     """
-    from thalweg.bench.comparison import compare, side_by_side  # torch takes a second
+    from thalweg.bench.comparison import compare  # torch takes a second: not at import
     from thalweg.bench.scenario import read_scenario
 
     scenario = _shortened(read_scenario(path), repeats, steps)
     scenario = replace(scenario, syncs=tuple(sync or scenario.syncs))
     with progress_bar(f"Comparing in {scenario.name}") as bar:
         if workers_only:
-            run_all = side_by_side(scenario.cluster.workers)
-            rows, notes = compare(scenario, run_all, bar.show), [WITHOUT_LAB_NOTE]
+            rows, notes = compare(scenario, None, bar.show), [WITHOUT_LAB_NOTE]
         else:
             rows, notes = _in_a_lab(scenario, bar, predicted=predicted)
     title = (
@@ -165,16 +164,15 @@ def _shortened(scenario: Scenario, repeats: int | None, steps: int | None) -> Sc
 
 def _in_a_lab(scenario: Scenario, bar: Bar, *, predicted: bool) -> tuple[Rows, list[str]]:
     """The rows of a comparison in a lab, and the lab's notes."""
-    from thalweg.bench.comparison import compare, in_lab
+    from thalweg.bench.comparison import compare
     from thalweg.bench.prediction_check import calibrate_scenario
 
     with lab_of(scenario.cluster, scenario.loss) as lab:
         situation = None
         if predicted:
             bar.show(0, 1, "calibrating")
-            at_first = [event for event in scenario.events if event.at_step == 0]
-            situation = calibrate_scenario(scenario, in_lab(lab, at_first))
-        return compare(scenario, in_lab(lab, scenario.events), bar.show, situation), lab.notes
+            situation = calibrate_scenario(scenario, lab, bar.show)
+        return compare(scenario, lab, bar.show, situation), lab.notes
 
 
 def _settings(scenario: Scenario, notes: list[str]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
+from thalweg.bench.run_everywhere import Deployment
 from thalweg.catalog import default_catalog
 from thalweg.cli.options import (
     Bar,
@@ -35,7 +36,6 @@ from thalweg.report.plots import TrainingCurve, draw_trainings
 from thalweg.report.tables import Columns, seconds_text, table_of
 
 if TYPE_CHECKING:
-    from thalweg.bench.run_everywhere import Deployment
     from thalweg.workloads import Job
 
 DEMO_WORKER_COUNT = 4
@@ -121,8 +121,6 @@ def demo(
 @contextmanager
 def _site(place: PlaceOptions) -> Iterator[Deployment]:
     """The place that was asked for; by default a lab, or this machine if there can be none."""
-    from thalweg.bench.run_everywhere import Deployment
-
     if place.workers is not None or place.lab is not None:
         with place.site() as deployment:
             yield deployment

@@ -15,6 +15,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from thalweg.bench.run_everywhere import Deployment, Report, Result, run_everywhere
 from thalweg.cli.options import (
     ClusterOption,
     Output,
@@ -26,6 +27,7 @@ from thalweg.cli.options import (
     with_bundles,
     write_file,
 )
+from thalweg.doctor.finding import Finding, failed
 from thalweg.errors import WorkerFailed
 from thalweg.facts import (
     Duration,
@@ -42,8 +44,6 @@ from thalweg.plan import TRANSPORT, Choice
 from thalweg.report.tables import table_of
 
 if TYPE_CHECKING:
-    from thalweg.bench.run_everywhere import Deployment
-    from thalweg.doctor import Finding
     from thalweg.doctor.run_checks import Diagnosis
 
 PROBE_TIMEOUT_SECONDS = 3600.0  # for all measurements together
@@ -72,8 +72,7 @@ def probe(
     In a lab, on local workers, or as one of torchrun's workers. Racks that --cluster declares are
     kept, and measurements that contradict them are reported.
     """
-    from thalweg.bench.run_everywhere import Report, Result, run_everywhere  # imports torch
-    from thalweg.probing import ProbeResult, measure, refuse_other_transports
+    from thalweg.probing import ProbeResult, measure, refuse_other_transports  # imports torch
     from thalweg.report.cluster_svg import draw_cluster, outcome_text, tables
 
     Duration.parse(timeout)  # raises for a malformed one before any worker starts
@@ -269,7 +268,6 @@ def doctor(
     torchrun's or srun's workers. Exit code 1 if a check fails.
     """
     from thalweg.doctor.environment import paste as environment_lines
-    from thalweg.doctor.finding import failed
 
     diagnosis, deployment = _diagnosis(place, Duration.parse(timeout).seconds)
     if diagnosis is None:
@@ -292,7 +290,6 @@ def doctor(
 
 def _diagnosis(place: PlaceOptions, seconds: float) -> tuple[Diagnosis | None, Deployment]:
     """The diagnosis, and where it was made; no diagnosis if another launched rank reports it."""
-    from thalweg.bench.run_everywhere import Deployment, Report, Result, run_everywhere
     from thalweg.doctor.run_checks import Diagnosis, examine
 
     def work(rank: int, report: Report) -> Result:

@@ -17,7 +17,7 @@ from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 from rich.console import Console, RenderableType
@@ -25,11 +25,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 import thalweg
 from thalweg import lab as labs
+from thalweg.bench.run_everywhere import ALONE, Deployment
 from thalweg.errors import UsageError
 from thalweg.facts import Cluster, Duration, Rate, rack_sizes, read_cluster
-
-if TYPE_CHECKING:
-    from thalweg.bench.run_everywhere import Deployment
 
 PIPE_WIDTH_CHARACTERS = 120
 REDRAW_PERIOD_SECONDS = 0.1
@@ -285,8 +283,6 @@ class PlaceOptions(LinkOptions):
     @contextmanager
     def site(self, *, under_launcher: bool = False) -> Iterator[Deployment]:
         """Local workers, a lab that exists until the context ends, or a launcher's workers."""
-        from thalweg.bench.run_everywhere import ALONE, Deployment  # imports torch: takes a second
-
         if under_launcher and (launched := Deployment.of_this_process()).launcher != ALONE:
             if (self.workers, self.lab) != (None, None):
                 raise UsageError("--workers and --lab can't be used under a launcher", "drop them")

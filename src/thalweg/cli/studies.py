@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.table import Table
 
+from thalweg.bench.run_everywhere import Deployment
 from thalweg.cli.options import Output, lab_of, names_among, option, progress_bar, with_bundles
 from thalweg.declarations import listed
 from thalweg.errors import RunError, UsageError
@@ -232,7 +233,7 @@ def bench_stragglers(
         seed=seed,
     )
 
-    from thalweg.bench.run_everywhere import Deployment  # torch takes a second: not before mistakes
+    # torch takes a second: not before mistakes
     from thalweg.studies.stragglers.tables import draw_stragglers, run_straggler_study, table_of
 
     with lab_of(trial.tree.cluster(rate)) as lab, progress_bar("Measuring") as bar:
