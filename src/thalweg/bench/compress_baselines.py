@@ -22,7 +22,6 @@ from thalweg.bench.compress_costs import PayloadPattern
 from thalweg.bench.ddp_hooks import (
     POWERSGD_START_ITERATION,
     DdpHook,
-    OneBucket,
     single_process_group,
 )
 from thalweg.catalog import default_catalog
@@ -57,19 +56,18 @@ class _TimedHook(TimedCodec):
     splits = False
 
     def __init__(self, choice: Choice, gradients: Gradients, bucket: Bucket) -> None:
-        self._bucket = OneBucket(bucket.tensors)
-        self._fresh = torch.from_numpy(gradients.of(self._bucket.segments, bucket.elements))
-        self._hook = DdpHook(choice)
+        self._hook = DdpHook(choice, bucket.tensors)
+        self._fresh = torch.from_numpy(gradients.of(self._hook.segments, bucket.elements))
         for step in range(POWERSGD_START_ITERATION + 1):
             self.refill()
             self.encode(step)
-        self.payload = self._hook.payload(self._bucket)
+        self.payload = self._hook.payload()
 
     def refill(self) -> None:
-        self._bucket.buffer().copy_(self._fresh)
+        self._hook.buffer().copy_(self._fresh)
 
     def encode(self, step: int) -> None:
-        self._hook.run(self._bucket)
+        self._hook.run()
 
     def decode(self, step: int) -> None:
         pass

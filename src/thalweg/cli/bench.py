@@ -9,11 +9,11 @@ import typer
 
 from thalweg.bench.compress_costs import (
     SWEPT_BITS_PER_SECOND,
-    all_methods,
     at_all_speeds,
     dense_wire,
     method_of,
 )
+from thalweg.catalog import default_catalog
 from thalweg.cli import bench_train, studies
 from thalweg.cli.job_options import DEFAULT_BATCH_SAMPLES, DEFAULT_GPU, workload_of
 from thalweg.cli.options import (
@@ -100,10 +100,8 @@ def collectives(
     from thalweg.bench.collectives import bench_collectives  # torch takes a second: not at import
 
     workload = _workload(nbytes, model)
-    with place.site() as deployment, progress_bar("Synchronising") as bar:
-        rows = bench_collectives(
-            deployment, workload, sync, repeats, bar.show, both_ways=encryption
-        )
+    with place.site() as deployment, progress_bar("Synchronising") as show:
+        rows = bench_collectives(deployment, workload, sync, repeats, show, both_ways=encryption)
     notes = ["vs gloo: above 1 is faster than torch's all_reduce"]
     notes += [*(COLLECTIVE_FIGURE_NOTES if deployment.cluster else ()), *deployment.notes]
     title = f"{about(workload.nbytes, 'B')} over {deployment.text}"
@@ -161,18 +159,19 @@ def compress(
     """
     workload = workload_of(model)
     lasts = _backward(backward, model.strip(), workload, workers)
-    methods = [method_of(text) for text in dict.fromkeys(method or ())] or all_methods()
+    texts = method or default_catalog().compressors
+    methods = {text.strip(): method_of(text) for text in texts}
 
     from thalweg.bench.compress import bench_compress  # torch takes a second: not before mistakes
 
-    with progress_bar("Compressing") as bar:
+    with progress_bar("Compressing") as show:
         result = bench_compress(
             workload,
             methods,
             workers=workers,
             repeats=repeats,
             backward=lasts.seconds,
-            progress=bar.show,
+            progress=show,
         )
     title = (
         f"{workload.name}: {about(workload.nbytes, 'B')} of gradients, {workers} workers, "
@@ -193,7 +192,7 @@ def compress(
         result.rows,
         model=workload.name,
         bytes=workload.nbytes,
-        methods=[each.text for each in methods],
+        methods=list(methods),
         workers=workers,
         repeats=repeats,
         backward=lasts.seconds,

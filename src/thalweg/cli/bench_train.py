@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from thalweg.cli.options import Bar, Output, choice_line, lab_of, option, progress_bar, with_bundles
+from thalweg.bench.run_everywhere import Report
+from thalweg.cli.options import Output, choice_line, lab_of, option, progress_bar, with_bundles
 from thalweg.declarations import listed
 from thalweg.errors import RunError
 from thalweg.facts import about, format_cluster
@@ -77,11 +78,11 @@ def train(
 
     scenario = _shortened(read_scenario(path), repeats, steps)
     scenario = replace(scenario, syncs=tuple(sync or scenario.syncs))
-    with progress_bar(f"Comparing in {scenario.name}") as bar:
+    with progress_bar(f"Comparing in {scenario.name}") as show:
         if workers_only:
-            rows, notes = compare(scenario, None, bar.show), [WITHOUT_LAB_NOTE]
+            rows, notes = compare(scenario, None, show), [WITHOUT_LAB_NOTE]
         else:
-            rows, notes = _in_a_lab(scenario, bar, predicted=predicted)
+            rows, notes = _in_a_lab(scenario, show, predicted=predicted)
     title = (
         f"{scenario.name}: {scenario.job.name} on {scenario.cluster.workers} workers, "
         f"{scenario.steps} steps, repeats: {scenario.repeats}"
@@ -132,8 +133,8 @@ def forecast(
     for scenario in scenarios:
         syncs = tuple(dict.fromkeys((*scenario.syncs, *(sync or ()))))
         scenario = replace(_shortened(scenario, repeats, steps), syncs=syncs, target=None)
-        with progress_bar(f"Predicting and comparing in {scenario.name}") as bar:
-            rows, _ = _in_a_lab(scenario, bar, predicted=True)
+        with progress_bar(f"Predicting and comparing in {scenario.name}") as show:
+            rows, _ = _in_a_lab(scenario, show, predicted=True)
         predictions += prediction_rows(scenario, rows)
         choices += auto_choices(scenario, rows)
     output.print(table_of(predictions, PREDICTION_COLUMNS))
@@ -162,7 +163,7 @@ def _shortened(scenario: Scenario, repeats: int | None, steps: int | None) -> Sc
     return replace(scenario, repeats=repeats or scenario.repeats, steps=steps, events=events)
 
 
-def _in_a_lab(scenario: Scenario, bar: Bar, *, predicted: bool) -> tuple[Rows, list[str]]:
+def _in_a_lab(scenario: Scenario, show: Report, *, predicted: bool) -> tuple[Rows, list[str]]:
     """The rows of a comparison in a lab, and the lab's notes."""
     from thalweg.bench.comparison import compare
     from thalweg.bench.prediction_check import calibrate_scenario
@@ -170,9 +171,9 @@ def _in_a_lab(scenario: Scenario, bar: Bar, *, predicted: bool) -> tuple[Rows, l
     with lab_of(scenario.cluster, scenario.loss) as lab:
         situation = None
         if predicted:
-            bar.show(0, 1, "calibrating")
-            situation = calibrate_scenario(scenario, lab, bar.show)
-        return compare(scenario, lab, bar.show, situation), lab.notes
+            show(0, 1, "calibrating")
+            situation = calibrate_scenario(scenario, lab, show)
+        return compare(scenario, lab, show, situation), lab.notes
 
 
 def _settings(scenario: Scenario, notes: list[str]) -> dict[str, Any]:

@@ -141,13 +141,13 @@ def _run(config: ChaosConfig, cluster: Cluster, lab: labs.Lab | None, out: Path)
     from thalweg.chaos.run import run_chaos
 
     lines: list[str] = []
-    with progress_bar(f"Fault injection: {config.sync}, seed {config.seed}") as bar:
+    with progress_bar(f"Fault injection: {config.sync}, seed {config.seed}") as show:
         result = run_chaos(
             config,
             cluster,
             lab,
             out,
-            lambda done, note: bar.show(done, config.faults, note),
+            lambda done, note: show(done, config.faults, note),
             lambda rank, stream, line: lines.append(f"[{rank}] {line}\n"),
         )
     result.history.with_name("output.txt").write_text("".join(lines), encoding="utf-8")

@@ -16,10 +16,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
-from thalweg.bench.run_everywhere import Deployment
+from thalweg.bench.run_everywhere import Deployment, Report
 from thalweg.catalog import default_catalog
 from thalweg.cli.options import (
-    Bar,
     Output,
     PlaceOptions,
     choice_line,
@@ -141,15 +140,15 @@ def _advised(deployment: Deployment, job: Job, output: Output) -> Advice | None:
     from thalweg.bench.calibrate_job import calibrate_at
 
     try:
-        with progress_bar("Calibrating") as bar:
-            calibration = calibrate_at(deployment, job, deployment.declared, (), bar.show)
+        with progress_bar("Calibrating") as show:
+            calibration = calibrate_at(deployment, job, deployment.declared, (), show)
     except ThalwegError as error:
         output.print(f"No predictions: calibration failed: {error}")
         return None
     assert calibration is not None  # this process is no launched rank
     output.print(f"Calibrated in {calibration.seconds:.0f} s.")
-    with progress_bar("Predicting") as bar:
-        return advise(calibration.situation, sweep=True, progress=bar.show)
+    with progress_bar("Predicting") as show:
+        return advise(calibration.situation, sweep=True, progress=show)
 
 
 def _trained(deployment: Deployment, job: Job, steps: int, advice: Advice | None) -> Rows:
@@ -159,10 +158,10 @@ def _trained(deployment: Deployment, job: Job, steps: int, advice: Advice | None
 
     catalog = default_catalog()
     rows = []
-    with progress_bar("Training") as bar:
+    with progress_bar("Training") as show:
         for number, sync in enumerate(DEMO_PLANS):
-            show = partial(_show, bar, sync, number * steps, steps * len(DEMO_PLANS))
-            results = train_everywhere(deployment, job, sync, Recipe(steps=steps), show)
+            on_report = partial(_show, show, sync, number * steps, steps * len(DEMO_PLANS))
+            results = train_everywhere(deployment, job, sync, Recipe(steps=steps), on_report)
             per_step = step_rows(results)
             row = {
                 "sync": sync,
@@ -187,8 +186,8 @@ def _trained(deployment: Deployment, job: Job, steps: int, advice: Advice | None
     return rows
 
 
-def _show(bar: Bar, sync: str, before: int, total: int, message: Mapping[str, Any]) -> None:
-    bar.show(before + message["step"], total, sync)
+def _show(show: Report, sync: str, before: int, total: int, message: Mapping[str, Any]) -> None:
+    show(before + message["step"], total, sync)
 
 
 def _columns(metric: str) -> Columns:

@@ -116,8 +116,8 @@ def up(
     """
     lab = shape.lab(layout, name)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: removes what is built
-    with progress_bar("Building the lab") as bar:
-        lab.up(owned=False, progress=bar.show)
+    with progress_bar("Building the lab") as show:
+        lab.up(owned=False, progress=show)
     _print_status(lab, "lab up", output)
     output.print(
         f"\nRun a script in it:  thalweg lab run --name {lab.name} -- python train.py",

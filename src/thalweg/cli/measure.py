@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from thalweg.bench.run_everywhere import Deployment, Report, Result, run_everywhere
+from thalweg.catalog import default_catalog
 from thalweg.cli.options import (
     ClusterOption,
     Output,
@@ -40,7 +41,7 @@ from thalweg.facts import (
     machine_path,
     read_cluster,
 )
-from thalweg.plan import TRANSPORT, Choice
+from thalweg.plan import TRANSPORT
 from thalweg.report.tables import table_of
 
 if TYPE_CHECKING:
@@ -83,8 +84,8 @@ def probe(
         result = measure(declared, timeout=timeout, progress=report)
         return result.packed() if rank == 0 else {}
 
-    with place.site(under_launcher=True) as deployment, progress_bar("Probing") as bar:
-        packed = run_everywhere(deployment, work, bar.show, timeout=PROBE_TIMEOUT_SECONDS)[0]
+    with place.site(under_launcher=True) as deployment, progress_bar("Probing") as show:
+        packed = run_everywhere(deployment, work, show, timeout=PROBE_TIMEOUT_SECONDS)[0]
     if not packed:
         return  # rank 0 reports
     probed = ProbeResult.unpacked(packed)
@@ -136,16 +137,15 @@ def calibrate(
     those of a lab.
     """
     from thalweg.bench.calibrate_job import calibrate_at  # torch takes a second
-    from thalweg.bench.compress_costs import all_methods, method_of
+    from thalweg.bench.compress_costs import method_of
     from thalweg.workloads import find_job
 
     job = find_job(workload)
-    methods = all_methods() if compressor is None else [method_of(text) for text in compressor]
-    codecs = [Choice.of(method.compressor.name, method.arguments) for method in methods]
+    codecs = [method_of(text) for text in compressor or default_catalog().compressors]
     declared = None if cluster is None else read_cluster(cluster)
-    with place.site(under_launcher=True) as deployment, progress_bar("Calibrating") as bar:
+    with place.site(under_launcher=True) as deployment, progress_bar("Calibrating") as show:
         known = declared or deployment.cluster
-        calibration = calibrate_at(deployment, job, known, codecs, bar.show)
+        calibration = calibrate_at(deployment, job, known, codecs, show)
     if calibration is None:
         return  # rank 0 reports
     situation, seconds = calibration.situation, calibration.seconds
@@ -301,9 +301,9 @@ def _diagnosis(place: PlaceOptions, seconds: float) -> tuple[Diagnosis | None, D
     where = (
         nullcontext(Deployment.of_this_process()) if unplaced else place.site(under_launcher=True)
     )
-    with where as deployment, progress_bar("Looking") as bar:
+    with where as deployment, progress_bar("Looking") as show:
         results = run_everywhere(
-            deployment, work, bar.show, timeout=DOCTOR_TIMEOUT_SECONDS, survives=True
+            deployment, work, show, timeout=DOCTOR_TIMEOUT_SECONDS, survives=True
         )
     for result in filter(None, results):
         return Diagnosis.unpacked(result), deployment

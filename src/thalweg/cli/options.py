@@ -25,7 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 import thalweg
 from thalweg import lab as labs
-from thalweg.bench.run_everywhere import ALONE, Deployment
+from thalweg.bench.run_everywhere import ALONE, Deployment, Report
 from thalweg.errors import UsageError
 from thalweg.facts import Cluster, Duration, Rate, rack_sizes, read_cluster
 
@@ -110,44 +110,39 @@ def choice_line(chosen: Mapping[str, Any]) -> str:
     return f"from step {made.step}: {made} ({made.reason})"
 
 
-class Bar:
-    """A progress bar on a terminal, nothing in a pipe. It is drawn on each change, without a
-    thread: workers may be forked at any time."""
-
-    def __init__(self, what: str) -> None:
-        stderr = Console(stderr=True)
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[note]}"),
-            console=stderr,
-            transient=True,
-            auto_refresh=False,
-            disable=not stderr.is_interactive,
-        )
-        self._task = self._progress.add_task(what, note="")
-        self._drawn = 0.0
-
-    def show(self, done: int, total: int, note: str = "") -> None:
-        self._progress.start()
-        self._progress.update(self._task, completed=done, total=total, note=note)
-        if monotonic() - self._drawn >= REDRAW_PERIOD_SECONDS or done == total:
-            self._progress.refresh()
-            self._drawn = monotonic()
-
-    def end(self) -> None:
-        self._progress.stop()
-
-
 @contextmanager
-def progress_bar(what: str) -> Iterator[Bar]:
-    bar = Bar(what)
+def progress_bar(what: str) -> Iterator[Report]:
+    """A function that shows how much is done on a progress bar, with a note; nothing in a pipe.
+
+    The bar is drawn on each change, without a thread: workers may be forked at any time.
+    """
+    stderr = Console(stderr=True)
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[note]}"),
+        console=stderr,
+        transient=True,
+        auto_refresh=False,
+        disable=not stderr.is_interactive,
+    )
+    task = bar.add_task(what, note="")
+    drawn = 0.0
+
+    def show(done: int, total: int, note: str = "") -> None:
+        nonlocal drawn
+        bar.start()
+        bar.update(task, completed=done, total=total, note=note)
+        if monotonic() - drawn >= REDRAW_PERIOD_SECONDS or done == total:
+            bar.refresh()
+            drawn = monotonic()
+
     try:
-        yield bar
+        yield show
     finally:
-        bar.end()
+        bar.stop()
 
 
 def option(text: str, metavar: str | None = None, *names: str, **settings: Any) -> Any:
@@ -213,8 +208,8 @@ def lab_of(cluster: Cluster, loss: float = 0.0) -> Iterator[labs.Lab]:
     """A lab like this cluster until the context ends, without what the kernel lacks."""
     lab = labs.Lab.of(cluster, loss=loss, without_netem="go on")
     try:
-        with progress_bar("Building the lab") as bar:
-            lab.up(progress=bar.show)
+        with progress_bar("Building the lab") as show:
+            lab.up(progress=show)
         yield lab
     finally:
         lab.down()

@@ -86,14 +86,14 @@ def advise(
     acceptable, extra = _promise(allow), dict(map(_extra, extra_steps or ()))
     named = None if optimizer is None else optimizer_named(optimizer)
     situation = situation_of(asked, supposed)
-    with progress_bar("Predicting") as bar:
+    with progress_bar("Predicting") as show:
         advice = advisor.advise(
             situation,
             allow=acceptable,
             optimizer=named,
             extra_steps=extra,
             sweep=html is not None,
-            progress=bar.show,
+            progress=show,
         )
     output.print(*filter(None, (advice.verdict, advice.hint(), _not_counted(advice))))
     columns = {

@@ -236,9 +236,9 @@ def bench_stragglers(
     # torch takes a second: not before mistakes
     from thalweg.studies.stragglers.tables import draw_stragglers, run_straggler_study, table_of
 
-    with lab_of(trial.tree.cluster(rate)) as lab, progress_bar("Measuring") as bar:
+    with lab_of(trial.tree.cluster(rate)) as lab, progress_bar("Measuring") as show:
         deployment = Deployment.of_lab(lab)
-        results = run_straggler_study(trial, chosen, deployment, rate, bar.show)
+        results = run_straggler_study(trial, chosen, deployment, rate, show)
     wrong = [row for rows in results.values() for row in rows if not row["exact"]]
     errors = dict.fromkeys(f"{row['scheme']}: {row['error']}" for row in wrong if row["error"])
     notes = [*errors, *STRAGGLER_NOTES, *deployment.notes]

@@ -90,12 +90,12 @@ def train(
         records=records,
     )
     where, what = place.site(under_launcher=True), f"Training {job.name} under {sync}"
-    with where as deployment, progress_bar(what) as bar:
+    with where as deployment, progress_bar(what) as show:
 
-        def show(message: Mapping[str, Any]) -> None:
-            bar.show(message["step"], steps, f"loss {message['loss']:.3f}")
+        def on_report(message: Mapping[str, Any]) -> None:
+            show(message["step"], steps, f"loss {message['loss']:.3f}")
 
-        results = train_everywhere(deployment, job, sync, recipe, show, restarts)
+        results = train_everywhere(deployment, job, sync, recipe, on_report, restarts)
     if not results:
         return  # rank 0 reports them
     rows = step_rows(results)
@@ -169,14 +169,14 @@ def verify(
     variants = names_among(known, variant, "--variant", "variant") if variant else known
     job = find_job(model)
     Duration.parse(timeout)
-    with progress_bar(f"Training {job.name}") as bar:
+    with progress_bar(f"Training {job.name}") as show:
         rows = verify(
             job,
             plans,
             workers=workers,
             recipe=Recipe(steps=steps, timeout=timeout),
             variants=variants,
-            progress=bar.show,
+            progress=show,
             timeout=VERIFY_TIMEOUT_SECONDS,
         )
     title = f"{job.name}, {counted(steps, 'step')} on {counted(workers, 'worker')}, against DDP"
