@@ -138,9 +138,7 @@ def profile_job(
     )
     try:
         with closing(Profile(model, optimizer)) as profile:
-            sleeper = None if injection is None else ComputeSleeper(injection, run.rank)
-            if sleeper is not None:
-                sleeper.attach(model)
+            sleeper = None if injection is None else ComputeSleeper(injection, run.rank, model)
             epochs = run.epochs(sys.maxsize)
             for batch in (batch for epoch in epochs for batch in run.batches(epoch)):
                 if sleeper is not None:

@@ -108,8 +108,9 @@ def compare(
             raise
         except ThalwegError as error:
             errors[sync] = str(error)
-    rows = [_row(scenario, sync, trials[sync], errors.get(sync)) for sync in scenario.syncs]
-    return rows if situation is None else [_predicted(row, scenario, situation) for row in rows]
+    return [
+        _row(scenario, sync, trials[sync], errors.get(sync), situation) for sync in scenario.syncs
+    ]
 
 
 def _report(
@@ -158,22 +159,25 @@ def _trial(
     return trial
 
 
-def _row(scenario: Scenario, sync: str, trials: Sequence[TrainingRun], error: str | None) -> Row:
+def _row(
+    scenario: Scenario,
+    sync: str,
+    trials: Sequence[TrainingRun],
+    error: str | None,
+    situation: Situation | None,
+) -> Row:
     row = row_of_failure(sync, error) if error else row_of(sync, scenario, trials)
     plan, catalog = parse_plan(sync), default_catalog()
     promise = catalog.guarantee(plan).promise
     if not error and promise is Promise.EXACT and not row["replicas_equal"]:
         row["error"] = "replicas differ under an exact plan; please report this"
-    transport = "gloo" if catalog.is_native(plan_at_first(plan)) else TRANSPORT
-    return {**row, "promise": promise.value, "transport": transport}
-
-
-def _predicted(row: Row, scenario: Scenario, situation: Situation) -> Row:
-    """The row with its prediction; `auto` has none, since its choices have their own."""
-    automatic = row["sync"] in auto_plans(scenario)
-    estimate = None if automatic else predict_scenario(scenario, row["sync"], situation)
+    automatic = sync in auto_plans(scenario)  # each choice of `auto` has its own prediction
+    known = None if automatic else situation
+    estimate = None if known is None else predict_scenario(scenario, sync, known)
     return {
         **row,
+        "promise": promise.value,
+        "transport": "gloo" if catalog.is_native(plan_at_first(plan)) else TRANSPORT,
         "predicted_seconds_per_step": estimate and estimate.seconds,
         "predicted_low": estimate and estimate.low,
         "predicted_high": estimate and estimate.high,
@@ -188,7 +192,6 @@ def row_of(sync: str, scenario: Scenario, trials: Sequence[TrainingRun]) -> Row:
     return {
         "sync": sync,
         "seconds_per_step": _mean(pooled),
-        "predicted_seconds_per_step": None,
         **{key: _mean(repeat[key] for repeat in repeats) for key in MEANS_OF_REPEATS},
         **_step_parts(scenario, trials),
         "error": None,
@@ -261,8 +264,11 @@ def _pace(scenario: Scenario, trials: Sequence[TrainingRun]) -> list[Row]:
 
 
 def row_of_failure(sync: str, error: str) -> dict[str, Any]:
-    unknown = ("seconds_per_step", "predicted_seconds_per_step", *MEANS_OF_REPEATS)
-    return {"sync": sync, **dict.fromkeys(unknown), "error": error}
+    return {
+        "sync": sync,
+        **dict.fromkeys(("seconds_per_step", *MEANS_OF_REPEATS)),
+        "error": error,
+    }
 
 
 def _steps(result: Result, key: str) -> dict[int, float]:
@@ -292,13 +298,9 @@ def _seconds_until(trial: TrainingRun, last: int) -> float:
     evaluated = [step for step, _ in trial.reported[0]["evaluations"] if step < last]
     intervals = zip([0, *evaluated], [*evaluated, last], strict=True)
     series = [_steps(result, "seconds") for result in trial.reported]
-    return sum(_slowest(series, start, end) for start, end in intervals)
-
-
-def _slowest(series: Sequence[Mapping[int, float]], start: int, end: int) -> float:
-    """The seconds of the slowest rank for the steps after `start`, up to `end`."""
-    return max(
-        sum(seconds.get(step, 0.0) for step in range(start + 1, end + 1)) for seconds in series
+    return sum(
+        max(sum(seconds.get(s, 0.0) for s in range(start + 1, end + 1)) for seconds in series)
+        for start, end in intervals
     )
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from statistics import fmean, median
 from typing import Any
 
@@ -68,11 +68,10 @@ def _phases(scenario: Scenario, situation: Situation) -> Iterator[tuple[Cluster,
         for link, rate in at_calibration.items()
     }
     first = 1
-    for event in sorted(scenario.events, key=lambda event: event.at_step or 0):
-        if not event.at_step:
-            continue
-        yield measured.with_rates(rates), range(first, event.at_step + 1)
-        first = event.at_step + 1
+    later = [(event.at_step, event) for event in scenario.events if event.at_step]
+    for step, event in sorted(later, key=itemgetter(0)):
+        yield measured.with_rates(rates), range(first, step + 1)
+        first = step + 1
         for link, rate in _declared_after(event, declared).items():
             rates[link] = Rate(ratios[link] * rate.bits_per_second)
     yield measured.with_rates(rates), range(first, scenario.steps + 1)

@@ -9,7 +9,7 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -135,15 +135,8 @@ def train(
 
 def choices_of(events: Sequence[RunEvent]) -> list[PlanChoice]:
     """The choices of `auto`, with their step times: an event with one comes after the choice's."""
-    choices: list[PlanChoice] = []
-    for event in events:
-        if event.kind == "auto":
-            if choices and replace(event.data, measured=None) == replace(
-                choices[-1], measured=None
-            ):
-                choices.pop()
-            choices.append(event.data)
-    return choices
+    made: Iterable[PlanChoice] = (event.data for event in events if event.kind == "auto")
+    return list({replace(choice, measured=None): choice for choice in made}.values())
 
 
 def _steps(
@@ -199,9 +192,8 @@ class _StepCallbacks:
         if recipe.injection is not None:
             cluster = recipe.injection.cluster
             self._sleeper = ComputeSleeper(
-                recipe.injection, run.rank, lambda: shares_of(run.plan, cluster, run.rank)
+                recipe.injection, run.rank, model, lambda: shares_of(run.plan, cluster, run.rank)
             )
-            self._sleeper.attach(model)
         if recipe.evaluate_every is not None:
             self._evaluate = partial(_evaluate, job, model)
             self._world = World.join(Duration.parse(recipe.timeout).seconds)

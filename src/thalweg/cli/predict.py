@@ -21,6 +21,7 @@ from thalweg.predict import Advice, Estimate, RankedPlan, advisor
 from thalweg.predict.advisor import optimizer_named
 from thalweg.predict.plan_detail import BusyLink, PlanDetail, plan_detail
 from thalweg.predict.step_simulator import BucketTimes
+from thalweg.report.advice import advice_page
 from thalweg.report.tables import table_of
 
 PROMISES = [promise.value for promise in Promise]
@@ -104,8 +105,6 @@ def advise(
     output.print(table_of(advice.ranking[:top], columns, title=job_title(situation)))
     _print_rest(output, advice, top, why_not)
     if html is not None:
-        from thalweg.report.advice import advice_page
-
         output.write("Page", html, advice_page(advice))
     output.write_json(
         "advise",

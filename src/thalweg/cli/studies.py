@@ -16,7 +16,7 @@ from thalweg.bench.run_everywhere import Deployment
 from thalweg.cli.options import Output, lab_of, names_among, option, progress_bar, with_bundles
 from thalweg.declarations import listed
 from thalweg.errors import RunError, UsageError
-from thalweg.facts import Duration, Rate, Size, read_machine
+from thalweg.facts import Duration, Rate, Size, grouped, read_machine
 from thalweg.predict.assumptions import assumed_machine
 from thalweg.report.tables import blank_table
 from thalweg.studies.compression import (
@@ -117,11 +117,7 @@ def _settings(study: CompressionStudy) -> dict[str, Any]:
 
 def _by(rows: Sequence[Row], key: str) -> dict[Any, list[Row]]:
     """The rows by their value of this key."""
-    return {value: [row for row in rows if row[key] == value] for value in _values(rows, key)}
-
-
-def _values(rows: Sequence[Row], key: str) -> list[Any]:
-    return list(dict.fromkeys(row[key] for row in rows))
+    return grouped((row[key], row) for row in rows)
 
 
 def _count(cases: Sequence[Row]) -> dict[str, int]:
@@ -130,9 +126,9 @@ def _count(cases: Sequence[Row]) -> dict[str, int]:
 
 def _wins_table(study: CompressionStudy) -> Table:
     """A row for each method: wins at each rate, and the rate below which it pays for each model."""
-    headings = [*(f"{rate:g}" for rate in _values(study.cases, "gbps"))]
+    headings = [f"{rate:g}" for rate in _by(study.cases, "gbps")]
     each_cell = len(study.cases) // (len(headings) * len(study.constants.methods))
-    headings += _values(study.break_evens, "model")
+    headings += _by(study.break_evens, "model")
     table = blank_table(
         "method",
         *(f">{heading}" for heading in headings),
