@@ -66,9 +66,8 @@ def calibrate_at(
     """
 
     def work(rank: int, report: Report) -> Result:
-        found = calibrate_job(job, declared, codecs, report, steps=steps, injection=injection)
-        rest = {"spread": found.spread, "seconds": found.seconds}
-        return {"texts": format_situation(found.situation), **rest} if rank == 0 else {}
+        found = _calibrate(job, declared, codecs, report, steps, injection)
+        return found if rank == 0 else {}
 
     packed = run_everywhere(
         deployment,
@@ -82,17 +81,16 @@ def calibrate_at(
     return JobCalibration(situation=parse_situation(packed.pop("texts")), **packed)
 
 
-def calibrate_job(
+def _calibrate(
     job: Job,
     declared: Cluster | None,
     codecs: Sequence[Choice],
-    progress: Progress = lambda what, done, total: None,
-    *,
-    steps: int = CALIBRATION_JOB_STEPS,
-    injection: SimulatedCompute | None = None,
-) -> JobCalibration:
+    progress: Progress,
+    steps: int,
+    injection: SimulatedCompute | None,
+) -> Result:
     """Calibrate the network and profile the job. Every rank of a run calls this at the same time,
-    and all get the same result."""
+    and all get the same result: a `JobCalibration` with its situation as texts."""
     start = monotonic()
     world = World.join(CALIBRATION_SLACK_SECONDS)
     abort_flag = world.abort_flag()
@@ -112,30 +110,23 @@ def calibrate_job(
     finally:
         engine.close()
     progress("steps", 0, steps)
-    profiled = profile_job(job, steps, injection=injection)
+    profiled = _profile(job, steps, injection)
     progress("steps", steps, steps)
     cluster = profiled.with_straggler_delays(measured.cluster)
-    return JobCalibration(
-        situation=replace(measured, cluster=cluster, workload=profiled.workload),
-        spread=profiled.spread,
-        seconds=monotonic() - start,
-    )
+    situation = replace(measured, cluster=cluster, workload=profiled.workload)
+    return {
+        "texts": format_situation(situation),
+        "spread": profiled.spread,
+        "seconds": monotonic() - start,
+    }
 
 
-def profile_job(
-    job: Job,
-    steps: int = CALIBRATION_JOB_STEPS,
-    *,
-    seed: int = 0,
-    injection: SimulatedCompute | None = None,
-) -> ProfileResult:
+def _profile(job: Job, steps: int, injection: SimulatedCompute | None) -> ProfileResult:
     """Profile steps of the job. Every rank of a run calls this at the same time, and all get the
     same result."""
-    model = job.model(seed)
+    model = job.model()
     optimizer = job.optimizer(p for p in model.parameters() if p.requires_grad)
-    run = attach(
-        model, optimizer, plan=UNSYNCHRONIZED_PLAN, data=job.data, batch=job.batch, seed=seed
-    )
+    run = attach(model, optimizer, plan=UNSYNCHRONIZED_PLAN, data=job.data, batch=job.batch)
     try:
         with closing(Profile(model, optimizer)) as profile:
             sleeper = None if injection is None else ComputeSleeper(injection, run.rank, model)

@@ -40,7 +40,7 @@ from statistics import fmean, quantiles
 from typing import Any
 
 from thalweg import lab as labs
-from thalweg.bench.prediction_check import auto_plans, predict_scenario
+from thalweg.bench.prediction_check import Row, auto_plans, predict_scenario
 from thalweg.bench.run_everywhere import NotedProgress
 from thalweg.bench.scenario import Scenario
 from thalweg.bench.simulated_compute import SimulatedCompute
@@ -58,7 +58,6 @@ from thalweg.redundancy import spare_ranks
 from thalweg.schedules import Group
 from thalweg.training.auto.request import plan_at_first
 
-Row = dict[str, Any]
 Result = Mapping[str, Any]
 MEANS_OF_REPEATS = ("seconds_to_target", "seconds_all", "metric", "drift")
 COMPARISON_TIMEOUT = "5min"  # how long a worker waits for another

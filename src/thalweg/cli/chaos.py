@@ -92,7 +92,9 @@ def chaos(
     held = None if hold is None else Duration.parse(hold).seconds
     plans = [parse_plan(plan) for plan in sync or ()]
     place.refuse_if_unclear()
-    cluster = Cluster.flat(place.workers or 0) if place.lab is None else place.lab_cluster()
+    cluster = (
+        Cluster.flat(place.workers or 0) if place.lab is None else place.lab_cluster_of(place.lab)
+    )
     for relayed in filter(is_relayed, plans):
         allocation_of(relayed, Group.everybody(cluster))  # raises if the code doesn't fit
 

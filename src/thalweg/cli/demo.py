@@ -177,12 +177,14 @@ def _trained(deployment: Deployment, job: Job, steps: int, advice: Advice | None
                 if timed := [step["seconds"] for step in per_step if step["step"] > first]:
                     row["seconds_per_step"] = fmean(timed)
             estimate = advice and predict(row["chosen"], advice.situation)
-            interval = {
-                "predicted": estimate and estimate.seconds,
-                "low": estimate and estimate.low,
-                "high": estimate and estimate.high,
-            }
-            rows.append({**row, **interval})
+            rows.append(
+                {
+                    **row,
+                    "predicted": estimate and estimate.seconds,
+                    "low": estimate and estimate.low,
+                    "high": estimate and estimate.high,
+                }
+            )
     return rows
 
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import asdict
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,10 +33,13 @@ from thalweg.cli.options import (
 from thalweg.doctor.finding import Finding, failed
 from thalweg.errors import WorkerFailed
 from thalweg.facts import (
+    CodecCost,
+    Duplex,
     Duration,
     FittedValue,
     Machine,
     Situation,
+    StragglerDelay,
     about,
     counted,
     format_situation,
@@ -48,9 +53,27 @@ if TYPE_CHECKING:
     from thalweg.doctor.run_checks import Diagnosis
 
 PROBE_TIMEOUT_SECONDS = 3600.0  # for all measurements together
-CODEC_COLUMNS = ("bucket", "encode", "decode", "gathered")
+CODEC_COST_NAMES = ("bucket", "encode", "decode", "gathered")
 STEP_COST_NAMES = ("forward", "backward", "optimizer")
 RATE_FRACTION_UNIT = "of it"  # in JSON: fraction of a link's rate
+LINK_COLUMNS: dict[str, Callable[[tuple[str, Duplex, str]], str]] = {
+    "link": itemgetter(0),
+    "out": lambda row: str(row[1].out),
+    "in": lambda row: str(row[1].into),
+    "straggler delay": itemgetter(2),
+}
+COST_COLUMNS: dict[str, Callable[[tuple[str, str, str]], str]] = {
+    "cost": itemgetter(0),
+    "value": itemgetter(1),
+    "relative std. dev.": itemgetter(2),
+}
+CODEC_COLUMNS: dict[str, Callable[[tuple[str, CodecCost]], str]] = {
+    "compressor": itemgetter(0),
+    "bucket": lambda row: about(row[1].bucket.value, "s"),
+    "encode per element": lambda row: about(row[1].encode.value, "s"),
+    "decode per element": lambda row: about(row[1].decode.value, "s"),
+    "gathered per element": lambda row: about(row[1].gathered.value, "s"),
+}
 VERDICT_STYLES = {"fail": "bold red", "warn": "yellow", "ok": "green"}
 DOCTOR_TIMEOUT_SECONDS = 600.0  # for all checks together
 
@@ -187,7 +210,7 @@ def _rows(situation: Situation) -> list[dict[str, Any]]:
     codecs = [
         _row("codec", f"{name}: {what}", getattr(cost, what), "s")
         for name, cost in situation.machine.codecs.items()
-        for what in CODEC_COLUMNS
+        for what in CODEC_COST_NAMES
     ]
     costs = [
         _row("cost", what, FittedValue(getattr(situation.workload.costs, what).seconds), "s")
@@ -197,30 +220,30 @@ def _rows(situation: Situation) -> list[dict[str, Any]]:
 
 
 def _tables(situation: Situation) -> Iterator[Table]:
-    cluster, machine = situation.cluster, situation.machine
-    links = Table("link", "out", "in", "straggler delay")
-    for host in cluster.hosts:
-        late = host.late
-        delay = f"{late.probability:.0%}, by {late.delay}" if late.probability else "none"
-        links.add_row(host.name, str(host.nic.out), str(host.nic.into), delay)
-    for rack in cluster.racks:
-        if rack.uplink is not None:
-            links.add_row(f"{rack.name}'s uplink", str(rack.uplink.out), str(rack.uplink.into), "")
-    yield links
-    costs = Table("cost", "value", "relative std. dev.")
-    for name, row in _transport_rows(machine).items():
-        value, unit = row["value"], row["unit"]
-        text = f"{value:.1%}" if unit == RATE_FRACTION_UNIT else about(value, unit)
-        costs.add_row(name, text, f"{row['spread']:.0%}")
-    for part in STEP_COST_NAMES:
-        costs.add_row(f"{part} time", str(getattr(situation.workload.costs, part)), "")
-    yield costs
-    if machine.codecs:
-        per_bucket, *per_element = CODEC_COLUMNS
-        codecs = Table("compressor", per_bucket, *(f"{name} per element" for name in per_element))
-        for name, cost in machine.codecs.items():
-            codecs.add_row(name, *(about(getattr(cost, key).value, "s") for key in CODEC_COLUMNS))
-        yield codecs
+    cluster, costs = situation.cluster, situation.workload.costs
+    nics = [(host.name, host.nic, _delay_text(host.late)) for host in cluster.hosts]
+    uplinks = [
+        (f"{rack.name}'s uplink", rack.uplink, "")
+        for rack in cluster.racks
+        if rack.uplink is not None
+    ]
+    yield table_of([*nics, *uplinks], LINK_COLUMNS)
+    measured = [
+        (name, _cost_text(row["value"], row["unit"]), f"{row['spread']:.0%}")
+        for name, row in _transport_rows(situation.machine).items()
+    ]
+    profiled = [(f"{part} time", str(getattr(costs, part)), "") for part in STEP_COST_NAMES]
+    yield table_of([*measured, *profiled], COST_COLUMNS)
+    if situation.machine.codecs:
+        yield table_of(situation.machine.codecs.items(), CODEC_COLUMNS)
+
+
+def _delay_text(late: StragglerDelay) -> str:
+    return f"{late.probability:.0%}, by {late.delay}" if late.probability else "none"
+
+
+def _cost_text(value: float, unit: str) -> str:
+    return f"{value:.1%}" if unit == RATE_FRACTION_UNIT else about(value, unit)
 
 
 def _transport_rows(machine: Machine) -> dict[str, dict[str, Any]]:
@@ -242,13 +265,7 @@ def _transport_rows(machine: Machine) -> dict[str, dict[str, Any]]:
 
 
 def _row(kind: str, name: str, figure: FittedValue, unit: str) -> dict[str, Any]:
-    return {
-        "kind": kind,
-        "name": name,
-        "value": figure.value,
-        "spread": figure.spread,
-        "unit": unit,
-    }
+    return {"kind": kind, "name": name, **asdict(figure), "unit": unit}
 
 
 @with_bundles

@@ -168,10 +168,9 @@ def with_bundles(command: Callable[..., T]) -> Callable[..., T]:
     """The command for typer: each dataclass among its parameters is replaced by its fields."""
     shown: list[Parameter] = []
     bundles: dict[str, Any] = {}
-    hints = get_type_hints(command, include_extras=True)
-    for name, own in signature(command).parameters.items():
-        if not is_dataclass(kind := hints[name]):
-            shown.append(own.replace(kind=Parameter.KEYWORD_ONLY, annotation=kind))
+    for name, own in signature(command, eval_str=True).parameters.items():
+        if not is_dataclass(kind := own.annotation):
+            shown.append(own.replace(kind=Parameter.KEYWORD_ONLY))
             continue
         bundles[name] = kind
         within = get_type_hints(kind, include_extras=True)
@@ -287,7 +286,7 @@ class PlaceOptions(LinkOptions):
         if self.lab is None:
             yield Deployment(workers=self.workers or 0)
             return
-        with lab_of(self.lab_cluster()) as lab:
+        with lab_of(self.lab_cluster_of(self.lab)) as lab:
             yield Deployment.of_lab(lab)
 
     def refuse_if_unclear(self) -> None:
@@ -298,9 +297,6 @@ class PlaceOptions(LinkOptions):
             )
         if self.lab is None and self.describes_links:
             raise links_error()
-
-    def lab_cluster(self) -> Cluster:
-        return self.lab_cluster_of(self.lab or "")
 
     @property
     def settings(self) -> dict[str, str | None]:
