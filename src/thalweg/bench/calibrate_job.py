@@ -31,8 +31,7 @@ from thalweg.plan import Choice
 from thalweg.probing.calibration import Progress, calibrate
 from thalweg.training import Run, attach
 from thalweg.training.auto.profile import Profile, ProfileResult, merged
-from thalweg.workloads import Job
-from thalweg.workloads.job import describe
+from thalweg.workloads import Job, describe
 
 UNSYNCHRONIZED_PLAN = "local_sgd(every=1000000)"
 CALIBRATION_JOB_STEPS = 12

@@ -17,8 +17,14 @@ from typing import Any
 from thalweg.catalog import default_catalog, parse_plan
 from thalweg.errors import PlanError
 from thalweg.plan import Choice
-from thalweg.predict import ddp_step
-from thalweg.predict.ddp_step import AlphaBetaNetwork, DdpStep, SentPayload
+from thalweg.predict.ddp_step import (
+    AlphaBetaNetwork,
+    DdpStep,
+    SentPayload,
+    all_gather,
+    pays_below,
+    ring,
+)
 
 MIN_SWEPT_BITS_PER_SECOND, SWEPT_DECADE_COUNT, SPEEDS_PER_DECADE_COUNT = 1e7, 4, 8
 SWEPT_BITS_PER_SECOND = tuple(
@@ -36,7 +42,7 @@ class PayloadPattern(Enum):
 
     def sent(self, payload: float) -> SentPayload:
         gathers = self is PayloadPattern.ALL_GATHER
-        return SentPayload(payload, ddp_step.all_gather if gathers else ddp_step.ring)
+        return SentPayload(payload, all_gather if gathers else ring)
 
 
 def wire_nbytes(payloads: Iterable[SentPayload], workers: int) -> float:
@@ -59,7 +65,7 @@ def derived_metrics(dense: DdpStep, step: DdpStep) -> dict[str, Any]:
         "ratio": _contributed(dense) / contributed,
         "wire_bytes": round(wire),
         "breakeven_gbps": saved / step.codec / 1e9 if saved > 0 else None,
-        **pays_row(8 * ddp_step.pays_below(dense, step, alpha=0.0)),
+        **pays_row(8 * pays_below(dense, step, alpha=0.0)),
         "step_seconds": at_all_speeds(step),
     }
 

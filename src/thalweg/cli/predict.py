@@ -18,7 +18,6 @@ from thalweg.declarations import Promise, listed, nearest
 from thalweg.errors import UsageError
 from thalweg.facts import Situation, about
 from thalweg.predict import Advice, Estimate, RankedPlan, advisor
-from thalweg.predict.advisor import optimizer_named
 from thalweg.predict.plan_detail import BusyLink, PlanDetail, plan_detail
 from thalweg.predict.step_simulator import BucketTimes
 from thalweg.report.advice import advice_page
@@ -85,7 +84,7 @@ def advise(
     `thalweg simulate` shows one plan in depth.
     """
     acceptable, extra = _promise(allow), dict(map(_extra, extra_steps or ()))
-    named = None if optimizer is None else optimizer_named(optimizer)
+    named = None if optimizer is None else advisor.optimizer_named(optimizer)
     situation = situation_of(asked, supposed)
     with progress_bar("Predicting") as show:
         advice = advisor.advise(

@@ -15,11 +15,10 @@ from thalweg.facts import about, read_cluster
 from thalweg.observe.journal import read_records
 from thalweg.observe.run_report import RunReport, run_report
 from thalweg.observe.timeline import timeline
+from thalweg.report import trace as traces
 from thalweg.report.run_page import RANK_COLUMNS, run_page
 from thalweg.report.tables import table_of
 from thalweg.report.tensorboard import write_scalars, writer_class
-from thalweg.report.trace import trace as traced
-from thalweg.report.trace import write_trace, writer_of
 
 STEP_RANGE_PATTERN = re.compile(r"(\d*):(\d*)")
 
@@ -49,7 +48,7 @@ def report(
     """
     first, last = _range(steps)
     if trace is not None:
-        writer_of(trace)
+        traces.writer_of(trace)
     if tensorboard is not None:
         writer_class()
     where = None if cluster is None else read_cluster(cluster)
@@ -67,7 +66,7 @@ def report(
     _print(output, overview)
     if trace is not None:
         with working("Writing the trace"):
-            write_trace(trace, traced(overview))
+            traces.write_trace(trace, traces.trace(overview))
         output.print(f"Trace: {trace} (open it in ui.perfetto.dev)")
     if tensorboard is not None:
         with working("Writing scalars"):
