@@ -9,7 +9,7 @@ memory as the scripts do.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -212,10 +212,28 @@ class ScriptPowerSGD(_Scripted):
         self.residual -= self.gradient
 
 
+SCRIPTS: Sequence[tuple[str, PayloadPattern, str, type[_Scripted]]] = (
+    ("bare fp16 casts", PayloadPattern.SUM, "fp16", Casts),
+    (
+        f"torch.topk ({100 * BASELINE_TOPK_RATIO:g} %)",
+        PayloadPattern.ALL_GATHER,
+        "topk",
+        ScriptTopK,
+    ),
+    ("uint8 signs", PayloadPattern.ALL_GATHER, "sign", ByteSigns),
+    ("signs unpacked to floats", PayloadPattern.ALL_GATHER, "sign", FloatSigns),
+    ("powersgd, straightforward products", PayloadPattern.SUM, "powersgd", ScriptPowerSGD),
+)
+"""The name of each script's method, its exchange, and our compressor for the same tensors."""
+
+
 @contextmanager
 def compression_baselines(workers: int) -> Iterator[tuple[list[CompressionBaseline], list[str]]]:
     """The baselines that can run here, and notes on them."""
-    found = _scripts(workers)
+    found = [
+        CompressionBaseline(name, exchange, partial(_on_our_tensors, workers, compressor, codec))
+        for name, exchange, compressor, codec in SCRIPTS
+    ]
     with ExitStack() as stack:
         try:
             stack.enter_context(single_process_group())
@@ -238,21 +256,6 @@ def _hook(name: str, choice: Choice) -> CompressionBaseline:
         return _TimedHook(choice, gradients, bucket), 0
 
     return CompressionBaseline(name, PayloadPattern.SUM, trial)
-
-
-def _scripts(workers: int) -> list[CompressionBaseline]:
-    summed, gathered = PayloadPattern.SUM, PayloadPattern.ALL_GATHER
-    topk = f"torch.topk ({100 * BASELINE_TOPK_RATIO:g} %)"
-    return [
-        CompressionBaseline(name, exchange, partial(_on_our_tensors, workers, compressor, codec))
-        for name, exchange, compressor, codec in (
-            ("bare fp16 casts", summed, "fp16", Casts),
-            (topk, gathered, "topk", ScriptTopK),
-            ("uint8 signs", gathered, "sign", ByteSigns),
-            ("signs unpacked to floats", gathered, "sign", FloatSigns),
-            ("powersgd, straightforward products", summed, "powersgd", ScriptPowerSGD),
-        )
-    ]
 
 
 def _on_our_tensors(

@@ -139,8 +139,8 @@ def _mean(estimates: Sequence[tuple[Estimate, int]]) -> Estimate:
     """The mean of the estimates, weighted by their numbers of steps."""
 
     def mean(name: str) -> float:
-        values = ((attrgetter(name)(estimate), steps) for estimate, steps in estimates)
-        return float(sum(value * steps for value, steps in values) / total)
+        weighted = (attrgetter(name)(estimate) * steps for estimate, steps in estimates)
+        return float(sum(weighted) / total)
 
     total = sum(steps for _, steps in estimates)
     parts = Breakdown(**{field.name: mean(f"parts.{field.name}") for field in fields(Breakdown)})

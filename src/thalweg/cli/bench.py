@@ -102,8 +102,11 @@ def collectives(
     workload = _workload(nbytes, model)
     with place.site() as deployment, progress_bar("Synchronising") as show:
         rows = bench_collectives(deployment, workload, sync, repeats, show, both_ways=encryption)
-    notes = ["vs gloo: above 1 is faster than torch's all_reduce"]
-    notes += [*(COLLECTIVE_FIGURE_NOTES if deployment.cluster else ()), *deployment.notes]
+    notes = [
+        "vs gloo: above 1 is faster than torch's all_reduce",
+        *(COLLECTIVE_FIGURE_NOTES if deployment.cluster else ()),
+        *deployment.notes,
+    ]
     title = f"{about(workload.nbytes, 'B')} over {deployment.text}"
     output.print(table_of(rows, COLLECTIVE_COLUMNS, title=title, caption="\n".join(notes)))
     output.write_json(
@@ -222,14 +225,16 @@ def _backward(given: str | None, model: str, workload: Workload, workers: int) -
 
 
 def _picture(title: str, result: CompressBenchResult) -> str:
-    curves = [Curve(name=DENSE_CURVE_NAME, kind="dense", seconds=at_all_speeds(result.dense))]
-    curves += [
-        Curve(
-            name=row["method"],
-            kind="peer" if row["peer"] else "own",
-            seconds=row["step_seconds"],
-        )
-        for row in result.rows
+    curves = [
+        Curve(name=DENSE_CURVE_NAME, kind="dense", seconds=at_all_speeds(result.dense)),
+        *(
+            Curve(
+                name=row["method"],
+                kind="peer" if row["peer"] else "own",
+                seconds=row["step_seconds"],
+            )
+            for row in result.rows
+        ),
     ]
     return draw_steps(title, SWEPT_BITS_PER_SECOND, curves)
 

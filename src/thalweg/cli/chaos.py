@@ -189,15 +189,16 @@ def _span(figures: tuple[float, float] | None) -> str:
 
 def _summary(result: ChaosResult) -> str:
     config, violations = result.config, result.violations
-    lines = [
-        f"{config.sync}, seed {config.seed}: {counted(len(result.fault_times), 'fault')} in "
-        f"{about(result.seconds, 's')}, {counted(result.steps, 'step')}, "
-        f"{counted(result.commits, 'commit')}, {counted(len(violations), 'violation')}"
-    ]
-    lines += [f"  {violation}" for violation in violations[:MAX_SHOWN_VIOLATIONS]]
-    if len(violations) > MAX_SHOWN_VIOLATIONS:
-        lines.append(f"  and {len(violations) - MAX_SHOWN_VIOLATIONS} more")
-    return "\n".join(lines)
+    more = len(violations) - MAX_SHOWN_VIOLATIONS
+    return "\n".join(
+        [
+            f"{config.sync}, seed {config.seed}: {counted(len(result.fault_times), 'fault')} in "
+            f"{about(result.seconds, 's')}, {counted(result.steps, 'step')}, "
+            f"{counted(result.commits, 'commit')}, {counted(len(violations), 'violation')}",
+            *(f"  {violation}" for violation in violations[:MAX_SHOWN_VIOLATIONS]),
+            *([f"  and {more} more"] if more > 0 else []),
+        ]
+    )
 
 
 def _options(config: ChaosConfig) -> str:

@@ -17,11 +17,12 @@ from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from time import monotonic
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 import typer
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.status import Status
 
 import thalweg
 from thalweg import lab as labs
@@ -82,15 +83,9 @@ class Output:
             write_file(Path(self.json_path), text)
 
 
-@contextmanager
-def working(what: str) -> Iterator[None]:
+def working(what: str) -> Status:
     """A spinner on a terminal while something long is done; nothing in a pipe."""
-    stderr = Console(stderr=True)
-    if not stderr.is_terminal:
-        yield
-        return
-    with stderr.status(f"{what} ..."):
-        yield
+    return Console(stderr=True).status(f"{what} ...")
 
 
 def write_file(path: Path, text: str) -> None:
@@ -224,7 +219,7 @@ class LinkOptions:
         str | None, option("Latency that a lab's uplink adds in each direction.", "DURATION")
     ] = None
     rank_order: Annotated[
-        str | None,
+        Literal["rack", "interleaved"] | None,
         option("Rank numbers in the lab: rack by rack, or round the racks.", "rack|interleaved"),
     ] = None
 
@@ -234,8 +229,6 @@ class LinkOptions:
 
     def cluster_of(self, layout: str) -> Cluster:
         """The cluster of a layout like 2x4, or of a file, which has its own links."""
-        if self.rank_order not in (None, "rack", "interleaved"):
-            raise UsageError(f"no rank order {self.rank_order!r}", "give rack or interleaved")
         if layout.endswith(".toml"):
             if self.describes_links:
                 raise links_error()

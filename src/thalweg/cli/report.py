@@ -106,16 +106,17 @@ def _settings(records: Path, overview: RunReport) -> dict[str, Any]:
 
 
 def _print(output: Output, overview: RunReport) -> None:
-    steps = overview.timeline.steps
+    steps, lanes = overview.timeline.steps, overview.timeline.rank_timelines.values()
+    errors = [lane.error for lane in lanes if lane.error is not None]
     output.print(
         f"steps {steps[0]} to {steps[-1]} of {len(overview.accounts)} ranks: "
         f"{about(overview.seconds, 's')} per step",
         table_of(overview.accounts, RANK_COLUMNS),
     )
-    errors = [
-        lane.error for lane in overview.timeline.rank_timelines.values() if lane.error is not None
-    ]
-    lines = [f"straggler: {straggler}" for straggler in overview.stragglers] or ["no stragglers"]
-    lines += map(str, overview.notes)
-    lines += [f"clock error at most {about(max(errors), 's')}"] if errors else []
-    output.print(*lines, *overview.timeline.remarks, soft_wrap=True)
+    output.print(
+        *([f"straggler: {straggler}" for straggler in overview.stragglers] or ["no stragglers"]),
+        *map(str, overview.notes),
+        *([f"clock error at most {about(max(errors), 's')}"] if errors else []),
+        *overview.timeline.remarks,
+        soft_wrap=True,
+    )

@@ -147,12 +147,13 @@ def _speed(row: Row) -> str:
 
 
 def _lines(study: CompressionStudy) -> list[str]:
-    won, of = wins(study.cases)
-    lines = [f"Compression wins in {won} of {of} configurations"]
+    lines = ["Compression wins in {} of {} configurations".format(*wins(study.cases))]
     if study.in_data_centres:
         won, of = wins(study.in_data_centres)
-        lines[0] += f", and in {won} of {of} on links of {DATA_CENTRE_GBPS:g} Gbit/s and more"
-        lines[0] += "; the paper reports 6 of more than 200 in data centres"
+        lines[0] += (
+            f", and in {won} of {of} on links of {DATA_CENTRE_GBPS:g} Gbit/s and more; the paper "
+            "reports 6 of more than 200 in data centres"
+        )
     ratios = ", ".join("{model} ({batch}) {ratio:.2g}x".format(**row) for row in study.ratios)
     lines += [
         f"At {DATA_CENTRE_GBPS:g} Gbit/s it would suffice, at no cost, to be smaller by: {ratios}",

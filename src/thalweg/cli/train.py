@@ -121,19 +121,22 @@ def train(
 
 
 def _result_text(job: Job, sync: str, workers: int, result: Mapping[str, Any]) -> str:
-    lines = [f"{job.name} under {sync} on {counted(workers, 'worker')}: step {result['steps']}"]
-    if result["seconds_per_step"] is not None:
-        took = about(result["seconds_per_step"], "s")
-        lines.append(f"loss {result['final_loss']:.4f}, {took} per step")
-    lines.append(f"validation {job.metric} {result['metric']:.4f}")
-    lines.append(f"replicas: {'bitwise identical' if result['identical'] else 'different'}")
-    lines += [
-        f"from step {made['step']}: {made['kept_apart']} ({made['reason']})"
-        for made in result["adjustments"]
-    ]
-    lines += [f"at step {i['step']}: {i['reason']}" for i in result["incidents"]]
-    lines += [choice_line(chosen) for chosen in result["choices"]]
-    return "\n".join(lines)
+    seconds, loss = result["seconds_per_step"], result["final_loss"]
+    timed = [] if seconds is None else [f"loss {loss:.4f}, {about(seconds, 's')} per step"]
+    return "\n".join(
+        [
+            f"{job.name} under {sync} on {counted(workers, 'worker')}: step {result['steps']}",
+            *timed,
+            f"validation {job.metric} {result['metric']:.4f}",
+            f"replicas: {'bitwise identical' if result['identical'] else 'different'}",
+            *(
+                f"from step {made['step']}: {made['kept_apart']} ({made['reason']})"
+                for made in result["adjustments"]
+            ),
+            *(f"at step {i['step']}: {i['reason']}" for i in result["incidents"]),
+            *map(choice_line, result["choices"]),
+        ]
+    )
 
 
 @with_bundles
