@@ -113,21 +113,13 @@ class ScriptTopK(_Scripted):
     def prepare(self, others: Iterator[torch.Tensor]) -> None:
         self.residual = torch.zeros_like(self.gradient)
         everyone = chain([self.gradient], others)
-        self.payloads = [self._largest(self.tensors(each)) for each in everyone]
+        self.payloads = [[_largest(tensor) for tensor in self.tensors(each)] for each in everyone]
         self.payload = 8.0 * sum(len(values) for values, _ in self.payloads[0])
-
-    def _largest(self, tensors: list[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        found = []
-        for tensor in tensors:
-            kept = kept_elements(len(tensor), BASELINE_TOPK_RATIO)
-            places = tensor.abs().topk(kept, sorted=False).indices
-            found.append((tensor[places], places.to(torch.int32)))
-        return found
 
     def encode(self, step: int) -> None:
         self.residual += self.gradient
         tensors = self.tensors(self.residual)
-        self.payloads[0] = self._largest(tensors)
+        self.payloads[0] = [_largest(tensor) for tensor in tensors]
         for tensor, (_, places) in zip(tensors, self.payloads[0], strict=True):
             tensor[places] = 0
 
@@ -137,6 +129,13 @@ class ScriptTopK(_Scripted):
         for payload in self.payloads:
             for tensor, (values, places) in zip(out, payload, strict=True):
                 tensor.index_add_(0, places, values)
+
+
+def _largest(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The largest elements of a tensor and their places."""
+    kept = kept_elements(len(tensor), BASELINE_TOPK_RATIO)
+    places = tensor.abs().topk(kept, sorted=False).indices
+    return tensor[places], places.to(torch.int32)
 
 
 class ByteSigns(_Scripted):

@@ -188,8 +188,12 @@ def compress(
     for row in peers:
         table.add_row(*(cell(row) for cell in COMPRESS_COLUMNS.values()), style="dim")
     wire = dense_wire(result.dense)
-    uncompressed = f"uncompressed, each worker sends {about(wire, 'B')}"
-    output.print(table, *COMPRESS_FIGURE_NOTES, uncompressed, *result.notes)
+    output.print(
+        table,
+        *COMPRESS_FIGURE_NOTES,
+        f"uncompressed, each worker sends {about(wire, 'B')}",
+        *result.notes,
+    )
     output.write_json(
         "bench compress",
         result.rows,
