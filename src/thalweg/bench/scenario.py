@@ -146,7 +146,7 @@ def read_scenario(path: Path) -> Scenario:
 
 def parse_scenario(text: str, path: Path) -> Scenario:
     """The scenario that this text describes; files that it names are relative to `path`."""
-    file = load_toml(text, "the file", ScenarioError)
+    file = load_toml(text, ScenarioError)
     file.only("lab", "cluster", "compute", "workload", "compare")
     lab, compute = _section(file, "lab"), _section(file, "compute")
     workload, compare = _section(file, "workload"), _section(file, "compare")
