@@ -111,7 +111,7 @@ def test_a_store_that_is_gone_counts_as_raised() -> None:
 def store_process() -> Iterator[tuple[int, int]]:
     """The pid and the port of a store in a process of its own."""
     guard, registrations = fork_guard()
-    store, port = fork_store(HERE, registrations)
+    store, port = fork_store(HERE, registrations, port=0, to_close=())
     try:
         yield store, port
     finally:

@@ -22,9 +22,9 @@ import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from ipaddress import ip_address
 from pathlib import Path
 from threading import Thread
 from time import monotonic, sleep
@@ -244,10 +244,21 @@ def _connected(assignment: RankAssignment, address: str, port: int, timeout: flo
     ever on a server that isn't a store: so this checks the port first, and connects in a thread."""
     serves = assignment.rank == 0 and not assignment.hosted
     deadline = monotonic() + timeout
-    if not serves:
+    listener = None
+    if serves:
+        with suppress(OSError):  # torch handles an address that is a name, or in use
+            listener = listen(address, port)
+    else:
         _wait_for_listener(assignment, address, port, deadline)
     answer: Future[Store] = Future()
-    Thread(target=_connect, args=(answer, address, port, serves, timeout), daemon=True).start()
+
+    def connect() -> None:
+        try:
+            answer.set_result(connect_store(address, port, timeout, listener, serves=serves))
+        except Exception as error:
+            answer.set_exception(error)
+
+    Thread(target=connect, daemon=True).start()
     try:
         return answer.result(max(deadline - monotonic(), STORE_CONNECT_RETRY_SECONDS))
     except TimeoutError:
@@ -262,34 +273,30 @@ def _connected(assignment: RankAssignment, address: str, port: int, timeout: flo
     raise _unreachable(assignment, address, port, reason)
 
 
-def _connect(answer: Future[Store], address: str, port: int, serves: bool, timeout: float) -> None:
+def listen(address: str, port: int) -> socket.socket:
+    """A socket that listens at this address alone, where torch would listen on all; OSError for a
+    name, which other hosts may resolve differently."""
+    numeric = socket.AI_NUMERICHOST
+    family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=numeric)[0][0]
+    return socket.create_server((address, port), family=family, backlog=STORE_BACKLOG_COUNT)
+
+
+def connect_store(
+    address: str, port: int, timeout: float, listener: socket.socket | None, *, serves: bool
+) -> Store:
+    """A client of the store at this address; with `serves` also the store, which listens at
+    `listener` if that is given."""
     from torch._C._distributed_c10d import TCPStore
 
-    listener = _listener(address, port) if serves else None
-    try:
-        store = TCPStore(
-            address,
-            port,
-            is_master=serves,
-            timeout=timedelta(seconds=timeout),
-            wait_for_workers=False,
-            multi_tenant=True,  # torch's process group may use the same port
-            master_listen_fd=None if listener is None else listener.detach(),
-        )
-    except Exception as error:
-        answer.set_exception(error)
-    else:
-        answer.set_result(store)
-
-
-def _listener(address: str, port: int) -> socket.socket | None:
-    """A socket that listens at this address alone, where torch would listen on all. None if the
-    address is a name, which other hosts may resolve differently, or is in use: torch handles it."""
-    try:
-        family = socket.AF_INET6 if ip_address(address).version == 6 else socket.AF_INET
-        return socket.create_server((address, port), family=family, backlog=STORE_BACKLOG_COUNT)
-    except (OSError, ValueError):
-        return None
+    return TCPStore(
+        address,
+        port,
+        is_master=serves,
+        timeout=timedelta(seconds=timeout),
+        wait_for_workers=False,
+        multi_tenant=True,  # torch's process group may use the same port
+        master_listen_fd=None if listener is None else listener.detach(),
+    )
 
 
 def _wait_for_listener(

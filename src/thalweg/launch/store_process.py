@@ -10,21 +10,19 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import timedelta
 from typing import NoReturn
 
 from thalweg.errors import LaunchError, ThalwegError
-from thalweg.launch.launcher_variables import STORE_BACKLOG_COUNT
+from thalweg.launch.launcher_variables import connect_store, listen
 from thalweg.launch.place import Place
 from thalweg.launch.worker_process import fork
 
+STORE_TIMEOUT_SECONDS = 60.0
 
-def fork_store(
-    place: Place, guard: int, *, port: int = 0, to_close: Sequence[int] = ()
-) -> tuple[int, int]:
+
+def fork_store(place: Place, guard: int, *, port: int, to_close: Sequence[int]) -> tuple[int, int]:
     """Start the store at the place's address; its process id and port. `port` is that of a previous
     store, or 0; `to_close` are the supervisor's descriptors."""
     reads, writes = os.pipe()
@@ -46,10 +44,11 @@ def _be_store(place: Place, port: int, supervisors: Sequence[int], answer: int) 
         for descriptor in supervisors:
             os.close(descriptor)
         place.enter(None)
-        listener = _listener(place.address, port)
-        os.write(answer, b"%d" % listener.getsockname()[1])
+        listener = listen(place.address, port)
+        port = listener.getsockname()[1]
+        os.write(answer, b"%d" % port)
         os.close(answer)
-        store = _open(listener, place.address)
+        store = connect_store(place.address, port, STORE_TIMEOUT_SECONDS, listener, serves=True)
         while True:
             signal.pause()
         del store
@@ -65,22 +64,3 @@ def _be_store(place: Place, port: int, supervisors: Sequence[int], answer: int) 
 def _report(answer: int, problem: str, remedy: str) -> None:
     with suppress(OSError):  # the pipe is closed once the store listens
         os.write(answer, f"{problem}\n{remedy}".encode())
-
-
-def _listener(address: str, port: int) -> socket.socket:
-    family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
-    return socket.create_server((address, port), family=family, backlog=STORE_BACKLOG_COUNT)
-
-
-def _open(listener: socket.socket, address: str) -> object:
-    from torch._C._distributed_c10d import TCPStore
-
-    port = listener.getsockname()[1]
-    return TCPStore(
-        address,
-        port,
-        is_master=True,
-        timeout=timedelta(seconds=60),
-        wait_for_workers=False,
-        master_listen_fd=listener.detach(),
-    )

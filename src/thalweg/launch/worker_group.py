@@ -158,10 +158,12 @@ class WorkerGroup:
         return exit_.rank in self.spare or (self.survives and exit_.code < 0)
 
     def host_store(self) -> int:
-        """Start the store, before any worker; returns its port."""
+        """Start the store, before any worker, or another one at its address; returns its port."""
         allow_descriptors(3 * self.size)
-        self._store, self._port = fork_store(self.place, self._guard[1])
         self._store_began = monotonic()
+        self._store, self._port = fork_store(
+            self.place, self._guard[1], port=self._port, to_close=tuple(self._descriptors())
+        )
         return self._port
 
     def start(self, job: WorkerSpec) -> None:
@@ -300,14 +302,10 @@ class WorkerGroup:
             os.write(self._guard[1], b"-%d\n" % dead)
         if self._ending:
             return
-        began, self._store_began = self._store_began, monotonic()
         try:
-            if self._store_began - began < MIN_STORE_LIFE_SECONDS:
+            if monotonic() - self._store_began < MIN_STORE_LIFE_SECONDS:
                 raise RunError("the process that hosts the store died", "start again")
-            to_close = tuple(self._descriptors())
-            self._store, _ = fork_store(
-                self.place, self._guard[1], port=self._port, to_close=to_close
-            )
+            self.host_store()
         except ThalwegError as error:
             self.error = error
 
