@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from thalweg.errors import PeerFailed, RunError
 from thalweg.launch.place import HERE
-from thalweg.launch.store_process import fork_store
+from thalweg.launch.store import fork_store
 from thalweg.launch.worker_process import fork_guard
 from thalweg.members.abort import AbortFlag
 from thalweg.transports.store_client import StoreClient

@@ -38,7 +38,7 @@ import psutil
 from thalweg.errors import RunError, ThalwegError, UsageError, WorkerFailed
 from thalweg.launch.place import Place
 from thalweg.launch.root_cause import StderrFailure, WorkerExit
-from thalweg.launch.store_process import fork_store
+from thalweg.launch.store import fork_store
 from thalweg.launch.worker_process import (
     PIPE_CHUNK_BYTES,
     Failure,
