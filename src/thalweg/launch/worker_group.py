@@ -136,7 +136,7 @@ class WorkerGroup:
     _store: int | None = None  # process id
     _port: int = 0  # of the store
     _store_began: float = 0.0
-    _stopped_since: float | None = None
+    _last_needed: float = 0.0  # when a worker last ran, or none had ended successfully
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
 
     def is_cancelled(self) -> bool:
@@ -317,16 +317,14 @@ class WorkerGroup:
             psutil.Process(worker.pid).status() == psutil.STATUS_STOPPED
             for worker in self.running.values()
         ):
-            self._stopped_since = None
-            return
-        self._stopped_since = self._stopped_since or monotonic()
-        if monotonic() - self._stopped_since > STOPPED_WORKER_GRACE_SECONDS:
+            self._last_needed = monotonic()
+        elif monotonic() - self._last_needed > STOPPED_WORKER_GRACE_SECONDS:
+            self._last_needed = monotonic()
             for worker in self.running.values():
                 line = f"rank {worker.rank} was stopped when the others ended, and is killed"
                 self._notify(self.on_line, worker.rank, "stderr", line)
                 worker.end_is_expected = True
                 worker.send(signal.SIGKILL)
-            self._stopped_since = None
 
     def _finish(self, worker: _Worker, code: int) -> None:
         """Read the rest of an ended worker's output, close its pipes, record its exit, and do what
