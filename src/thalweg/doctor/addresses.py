@@ -176,10 +176,10 @@ def addresses_of(name: str, patience: float = LOOKUP_TIMEOUT_SECONDS) -> Lookup:
     return _bounded(look_up, patience)
 
 
-def name_of(address: str, patience: float = LOOKUP_TIMEOUT_SECONDS) -> Lookup:
+def name_of(address: str) -> Lookup:
     """The name of an address, looked up as torch does: IPv4 mapped to IPv6."""
     mapped = address if ":" in address else f"::ffff:{address}"
-    return _bounded(lambda: [socket.getnameinfo((mapped, 0), 0)[0]], patience)
+    return _bounded(lambda: [socket.getnameinfo((mapped, 0), 0)[0]], LOOKUP_TIMEOUT_SECONDS)
 
 
 def _bounded(look_up: Callable[[], list[str]], patience: float) -> Lookup:

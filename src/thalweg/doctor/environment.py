@@ -111,8 +111,11 @@ def version_findings(ranks: Sequence[RankFacts]) -> list[Finding]:
     findings = []
     for name in versions():
         parts = 2 if name == "python" else None
-        known = [facts for facts in ranks if name in facts.versions]
-        held = _by_value((".".join(f.versions[name].split(".")[:parts]), f) for f in known)
+        held = _by_value(
+            (".".join(facts.versions[name].split(".")[:parts]), facts)
+            for facts in ranks
+            if name in facts.versions
+        )
         if len(held) > 1:
             listed = "; ".join(f"{together(there)}: {version}" for version, there in held)
             usual, odd = held[-1][0], held[0][1]

@@ -142,7 +142,7 @@ def _heal(state: LabChanges, link: Link) -> None:
     state.cuts = [cut for cut in state.cuts if cut != str(link)]
 
 
-def start_flow(source: Port, target: Port, rate: Rate | None, *, detached: bool = False) -> int:
+def start_flow(source: Port, target: Port, rate: Rate | None, *, detached: bool) -> int:
     """Start a flow between two namespaces, and return its process id. Unless it is detached it
     ends with the process that started it."""
     reads, writes = os.pipe()

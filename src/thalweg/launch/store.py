@@ -123,7 +123,7 @@ def _connected(assignment: RankAssignment, address: str, port: int, timeout: flo
             f"rank 0 can't host the store: port {port} is in use",
             "set MASTER_PORT to a free one, the same on all workers",
         )
-    raise _unreachable(assignment, address, port, reason)
+    raise _unreachable(assignment, reason)
 
 
 def _listen(address: str, port: int) -> socket.socket:
@@ -163,16 +163,15 @@ def _wait_for_listener(
             return
         except OSError as error:
             if monotonic() + STORE_CONNECT_RETRY_SECONDS >= deadline:
-                raise _unreachable(assignment, address, port, error) from None
+                raise _unreachable(assignment, error) from None
             sleep(STORE_CONNECT_RETRY_SECONDS)
 
 
-def _unreachable(
-    assignment: RankAssignment, address: str, port: int, reason: Exception
-) -> TransportError:
+def _unreachable(assignment: RankAssignment, reason: Exception) -> TransportError:
     cause = getattr(reason, "strerror", None) or str(reason).partition("\n")[0]
     host = f"the launcher ({assignment.launcher})" if assignment.hosted else "rank 0"
     return TransportError(
-        f"rank {assignment.rank} can't reach the store at {address}:{port}: {cause}",
+        f"rank {assignment.rank} can't reach the store at {assignment.address}:{assignment.port}: "
+        f"{cause}",
         f"check that {host} is running, and that no firewall blocks the address",
     )
