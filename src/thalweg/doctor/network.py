@@ -230,13 +230,13 @@ def rate_findings(
     hosts = [rank for rank in known if _is_slow_host(rank, rates, slow)]
     pairs = [flow for flow in slow if not {*flow} & {*hosts}]
     findings = [
-        *(_about_flow(fail, known, flow, LOST_FLOW_TEXTS) for flow in silent[:MAX_RATE_FINDINGS]),
+        *(_about_flow(fail, known, flow, *LOST_FLOW_TEXTS) for flow in silent[:MAX_RATE_FINDINGS]),
         *(_slow_host(known[rank], rates, _median(_best_of_hosts(rates))) for rank in hosts),
     ]
     if len(pairs) <= MAX_RATE_FINDINGS:
         for flow in pairs:
             detail = f"{_bits(rates[flow])}; the median of all pairs is {_bits(middle)}"
-            findings.append(_about_flow(warn, known, flow, (detail, SLOW_PAIR_REMEDY)))
+            findings.append(_about_flow(warn, known, flow, detail, SLOW_PAIR_REMEDY))
     else:
         worst = min(pairs, key=lambda flow: rates[flow])
         detail = (
@@ -280,10 +280,10 @@ def _about_flow(
     verdict: Callable[..., Finding],
     known: Mapping[int, RankFacts],
     flow: Flow,
-    texts: tuple[str, str],
+    detail: str,
+    remedy: str,
 ) -> Finding:
-    """A finding on this flow, with these two texts: the detail and the remedy."""
-    detail, remedy = texts
+    """A finding on this flow and its two ends."""
     ends = [known[rank] for rank in flow]
     return verdict("rates", f"{_ends(known, flow)}: {detail}", remedy, ends, named=True)
 
