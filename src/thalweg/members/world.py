@@ -21,8 +21,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from thalweg.errors import LaunchError, RunError, ThalwegError
-from thalweg.launch.launcher_variables import RankAssignment, open_store, read_rank_assignment
+from thalweg.launch.launcher_variables import RankAssignment, read_rank_assignment
 from thalweg.launch.secret import SECRET_FILE_VARIABLE, SECRET_VARIABLE, find_secret
+from thalweg.launch.store import open_store
 from thalweg.launch.worker_process import RESTARTS_VARIABLE
 from thalweg.members.abort import AbortFlag
 from thalweg.members.failure_detector import RENDEZVOUS_KEY
