@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from threading import Event, RLock, Thread
@@ -249,8 +249,8 @@ class Heartbeat:
         self._number += 1
         store.set(key_of(self._rank), HeartbeatMessage(self._number, self.step).text())
         others = [rank for rank in self._members() if rank != self._rank]
-        for rank, text in zip(others, _read_all(store, others), strict=True):
-            if text is not None and (heartbeat := HeartbeatMessage.read(text)) is not None:
+        for rank, text in read_each(store, key_of, others).items():
+            if (heartbeat := HeartbeatMessage.read(text)) is not None:
                 self.detector.note(rank, heartbeat, monotonic())
         if self.checks_for_end:
             self.has_ended = store.check([RUN_ENDED_KEY])
@@ -267,11 +267,10 @@ def key_of(rank: int) -> str:
     return f"heartbeat/{rank}"
 
 
-def _read_all(store: Store, ranks: Sequence[int]) -> list[bytes | None]:
-    """The heartbeats of these ranks; None where there is none yet, as reading it would block."""
-    keys = [key_of(rank) for rank in ranks]
-    if not keys:
-        return []
-    if store.check(keys):
-        return list(store.multi_get(keys))
-    return [store.get(key) if store.check([key]) else None for key in keys]
+def read_each(store: Store, key_of: Callable[[int], str], ranks: Iterable[int]) -> dict[int, bytes]:
+    """The values at the keys of these ranks, by rank. A rank without a value is left out, as
+    reading it would block."""
+    keys = {rank: key_of(rank) for rank in ranks}
+    if keys and store.check(list(keys.values())):
+        return dict(zip(keys, store.multi_get(list(keys.values())), strict=True))
+    return {rank: store.get(key) for rank, key in keys.items() if store.check([key])}

@@ -66,7 +66,7 @@ class World:
         if dist.is_initialized():
             store: Store = PrefixStore("thalweg", dist.distributed_c10d._get_default_store())
             rank, size = dist.get_rank(), dist.get_world_size()
-            host = _host_of(store) or variables.get("MASTER_ADDR")
+            host = server_of(store)[0] or variables.get("MASTER_ADDR")
             return cls.of(
                 store, rank, size, timeout=timeout, environment=variables, store_host=host
             )
@@ -103,7 +103,7 @@ class World:
         own_store = _prefixed(store, name, timeout)
         is_new = store.compare_set(f"seat/{rank}", "", process).decode() == process
         again = int(variables.get(RESTARTS_VARIABLE, "0")) > 0
-        address = own_address(store_host or _host_of(store), variables)
+        address = own_address(store_host or server_of(store)[0], variables)
         return cls(
             rank=rank,
             size=size,
@@ -289,7 +289,8 @@ def _address_of(interface: str, variable: str) -> str:
     raise LaunchError(f"interface {interface!r} ({variable}) has no address", "name another")
 
 
-def _host_of(store: Store) -> str | None:
+def server_of(store: Store) -> tuple[str | None, int | None]:
+    """The host and the port of the process that hosts a store; None if the store has none."""
     while isinstance(store, PrefixStore):
         store = store.underlying_store
-    return getattr(store, "host", None)
+    return getattr(store, "host", None), getattr(store, "port", None)

@@ -115,13 +115,10 @@ def read_records(folder: Path) -> Mapping[int, list[Record]]:
     if not files:
         raise UsageError(f"there are no records in {folder}", remedy)
     return {
-        rank: [r for path in sorted(paths, key=_old_first) for r in _lines(path)]
+        # In reverse order the name of the older file comes first.
+        rank: [record for path in sorted(paths, reverse=True) for record in _lines(path)]
         for rank, paths in sorted(files.items())
     }
-
-
-def _old_first(path: Path) -> bool:
-    return not path.name.endswith(".old.jsonl")
 
 
 def _lines(path: Path) -> Iterator[Record]:

@@ -27,6 +27,7 @@ from thalweg.engine.arrivals import Arrivals
 from thalweg.errors import ranks_text
 from thalweg.facts import Cluster, grouped
 from thalweg.members.activity import Activity, HangDetector, key_of
+from thalweg.members.failure_detector import read_each
 from thalweg.members.world import World
 from thalweg.observe.clock_sync import SyncedClock
 from thalweg.observe.journal import Journal
@@ -270,14 +271,9 @@ class Monitor:
     def _receive(self, store: Any) -> None:
         """Read the reports of all members and detect stragglers, on the first member."""
         reports: dict[int, Mapping[str, Any]] = {}
-        for rank, text in self._read_reports(store).items():
+        for rank, text in read_each(store, key_of, self._world.members).items():
             entries = reports[rank] = json.loads(text)
-            new = (
-                report
-                for report in entries["steps"]
-                if self._straggler_detector.is_new(rank, report[0])
-            )
-            self._straggler_detector.see(rank, map(StepReport.read, new))
+            self._straggler_detector.see(rank, map(StepReport.read, entries["steps"]))
             if rank != self.rank:
                 self.step_totals[rank] = StepTotals(**entries["tally"])
         before, stragglers = self.stragglers, self._straggler_detector.current_stragglers()
@@ -298,13 +294,6 @@ class Monitor:
             if entries["asked"] > self._answered.get(rank, 0):
                 self._answered[rank] = entries["asked"]
                 self.clock.serve(store, rank, entries["asked"])
-
-    def _read_reports(self, store: Any) -> dict[int, bytes]:
-        ranks = list(self._world.members)
-        keys = [key_of(rank) for rank in ranks]
-        if store.check(keys):
-            return dict(zip(ranks, store.multi_get(keys), strict=True))
-        return {r: store.get(k) for r, k in zip(ranks, keys, strict=True) if store.check([k])}
 
     def _learn(self, step: int, stragglers: tuple[Straggler, ...]) -> bool:
         """Adopt the stragglers of a step; True if they have changed."""

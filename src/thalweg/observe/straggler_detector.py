@@ -52,13 +52,10 @@ class StragglerDetector:
         """The last step that any rank reported."""
         return max(self._seen.values(), default=0)
 
-    def is_new(self, rank: int, step: int) -> bool:
-        return step > self._seen.get(rank, -1)
-
     def see(self, rank: int, reports: Iterable[StepReport]) -> None:
         """Add the reports of a rank in the order of steps; known ones are skipped."""
         for report in reports:
-            if rank not in self._members or not self.is_new(rank, report.step):
+            if rank not in self._members or report.step <= self._seen.get(rank, -1):
                 continue
             self._seen[rank] = report.step
             self._changed = True
