@@ -22,7 +22,7 @@ from thalweg.chaos.injector import MAX_RANK_LAG_STEPS, FaultInjector
 from thalweg.chaos.recovery_times import FaultTimes, fault_times
 from thalweg.chaos.worker import ChaosTask, work
 from thalweg.errors import ThalwegError, UsageError
-from thalweg.facts import Cluster
+from thalweg.facts import Cluster, grouped
 from thalweg.launch.place import HERE
 from thalweg.launch.supervisor import run_workers
 from thalweg.launch.worker_group import OnLine
@@ -185,15 +185,21 @@ def fault_rows(results: Iterable[ChaosResult]) -> list[Row]:
 def kind_rows(rows: Sequence[Row]) -> list[Row]:
     """The rows of `fault_rows`, summarized for each plan and each kind of fault: the times are
     their median and maximum."""
-    summaries = []
-    for sync in dict.fromkeys(row["sync"] for row in rows):
-        for kind in FAULT_KINDS:
-            faults = [row for row in rows if (row["sync"], row["kind"]) == (sync, kind)]
-            if faults:
-                summary: Row = {"sync": sync, "kind": kind, "faults": len(faults)}
-                for key in ("detected", "went_on", "back"):
-                    values = [row[key] for row in faults if row[key] is not None]
-                    summary[key] = (median(values), max(values)) if values else None
-                summary["violations"] = sum(len(row["violations"]) for row in faults)
-                summaries.append(summary)
-    return summaries
+
+    def span(faults: Sequence[Row], key: str) -> tuple[float, float] | None:
+        values = [row[key] for row in faults if row[key] is not None]
+        return (median(values), max(values)) if values else None
+
+    by_kind = grouped(((row["sync"], row["kind"]), row) for row in rows)
+    return [
+        {
+            "sync": sync,
+            "kind": kind,
+            "faults": len(faults),
+            **{key: span(faults, key) for key in ("detected", "went_on", "back")},
+            "violations": sum(len(row["violations"]) for row in faults),
+        }
+        for sync in dict.fromkeys(row["sync"] for row in rows)
+        for kind in FAULT_KINDS
+        if (faults := by_kind.get((sync, kind)))
+    ]

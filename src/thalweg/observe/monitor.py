@@ -168,7 +168,9 @@ class Monitor:
                 self._exchange(self._store, last)
         except RuntimeError:  # torch's DistError is one
             self._store = None  # until members meet at another
-        self._write()
+        records = [self._records.popleft() for _ in range(len(self._records))]
+        if self._journal is not None:
+            self._journal.add(records)
 
     def _form(self, world: World, sync: str) -> None:
         self._add_finished_steps()
@@ -302,11 +304,6 @@ class Monitor:
             return False
         self._notify("late", step, log_line(stragglers, before), stragglers)
         return True
-
-    def _write(self) -> None:
-        records = [self._records.popleft() for _ in range(len(self._records))]
-        if self._journal is not None and records:
-            self._journal.add(records)
 
 
 def difference(reported: Mapping[int, Digests], members: int) -> str:

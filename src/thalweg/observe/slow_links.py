@@ -344,9 +344,8 @@ class SlowLinkDetector:
 
     def _ranks(self, owner: Owner) -> tuple[int, ...]:
         kind, name = owner
-        if kind == "nic":
-            return next(host.ranks for host in self._cluster.hosts if host.name == name)
-        return next(rack.ranks for rack in self._cluster.racks if rack.name == name)
+        places = self._cluster.hosts if kind == "nic" else self._cluster.racks
+        return next(place.ranks for place in places if place.name == name)
 
     def _straggler(
         self, owners: tuple[Owner, ...], suspects: set[Link], slow_flows: Sequence[FlowSample]

@@ -158,29 +158,33 @@ class _RankRecords:
 def timeline(records: Mapping[int, Iterable[Record]]) -> Timeline:
     """The timeline of all ranks' records, which are oldest first."""
     by_rank = {rank: _rank_records(rank, written) for rank, written in sorted(records.items())}
-    sizes = (
-        rank_records.opening.size
-        for rank_records in by_rank.values()
-        if rank_records.opening is not None
-    )
+    headers = (rank_records.opening for rank_records in by_rank.values())
+    sizes = (header.size for header in headers if header is not None)
     size = next(sizes, max(by_rank, default=-1) + 1)
-    older = [rank for rank in by_rank if rank >= size]
-    remarks = [
-        f"{ranks_text(older)}: excluded, as the run had {size} ranks: records of an earlier run"
-        for _ in older[:1]
-    ]
-    by_rank = {rank: rank_records for rank, rank_records in by_rank.items() if rank < size}
-    missing = tuple(rank for rank in range(size) if rank not in by_rank or not by_rank[rank].steps)
-    remarks += [f"{ranks_text(missing)}: no steps on record" for _ in missing[:1]]
-    _align([life for rank_records in by_rank.values() for life in rank_records.lives])
-    lanes = {rank: _lane(rank_records) for rank, rank_records in by_rank.items()}
-    for how, words in (
-        (Aligned.STEPS, "no clock comparison on record; aligned by the ends of steps"),
-        (Aligned.NOT, "no clock comparison on record, and no step in common with others"),
-    ):
-        ranks = tuple(rank for rank, lane in lanes.items() if lane.aligned is how)
-        remarks += [f"{ranks_text(ranks)}: {words}" for _ in ranks[:1]]
-    return Timeline(rank_timelines=lanes, size=size, remarks=tuple(remarks))
+    of_run = {rank: rank_records for rank, rank_records in by_rank.items() if rank < size}
+    _align([life for rank_records in of_run.values() for life in rank_records.lives])
+    lanes = {rank: _lane(rank_records) for rank, rank_records in of_run.items()}
+    aligned = grouped((lane.aligned, rank) for rank, lane in lanes.items())
+    remarks = (
+        (
+            [rank for rank in by_rank if rank >= size],
+            f"excluded, as the run had {size} ranks: records of an earlier run",
+        ),
+        (
+            [rank for rank in range(size) if rank not in of_run or not of_run[rank].steps],
+            "no steps on record",
+        ),
+        (
+            aligned.get(Aligned.STEPS, []),
+            "no clock comparison on record; aligned by the ends of steps",
+        ),
+        (
+            aligned.get(Aligned.NOT, []),
+            "no clock comparison on record, and no step in common with others",
+        ),
+    )
+    texts = (f"{ranks_text(ranks)}: {remark}" for ranks, remark in remarks if ranks)
+    return Timeline(rank_timelines=lanes, size=size, remarks=tuple(texts))
 
 
 def cluster_of(run: Timeline) -> Cluster:
@@ -307,14 +311,10 @@ def _lane(told: _RankRecords) -> RankTimeline:
 
 
 def _shifted(step: StepRecord, clock: ClockOffsets) -> StepRecord:
+    moments = ("begin", "first", "last", "averaged", "optimized", "end")
     return replace(
         step,
-        begin=clock(step.begin),
-        first=clock(step.first),
-        last=clock(step.last),
-        averaged=clock(step.averaged),
-        optimized=clock(step.optimized),
-        end=clock(step.end),
+        **{name: clock(getattr(step, name)) for name in moments},
         rounds=tuple(_shifted_round(each, clock) for each in step.rounds),
         encodings=tuple(
             EncodeRecord(each.bucket, clock(each.began), clock(each.ended))
