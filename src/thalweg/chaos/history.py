@@ -189,7 +189,11 @@ def as_dict(record: Record) -> dict[str, Any]:
 
 
 def of_dict(data: dict[str, Any]) -> Record:
-    values = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items() if k != "event"}
+    values: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in data.items()
+        if key != "event"
+    }
     return _TYPES[data["event"]](**values)
 
 

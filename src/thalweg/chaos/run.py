@@ -20,7 +20,7 @@ from thalweg.chaos.fault import FAULT_KINDS, LINK_FAULTS, FaultKind, draw_faults
 from thalweg.chaos.history import History, Lost, Violation
 from thalweg.chaos.injector import MAX_RANK_LAG_STEPS, FaultInjector
 from thalweg.chaos.recovery_times import FaultTimes, fault_times
-from thalweg.chaos.worker import ChaosTask, work
+from thalweg.chaos.worker import STOP_FILE_NAME, work
 from thalweg.errors import ThalwegError, UsageError
 from thalweg.facts import Cluster, grouped
 from thalweg.launch.place import HERE
@@ -30,7 +30,6 @@ from thalweg.launch.worker_group import OnLine
 if TYPE_CHECKING:
     from thalweg.lab import Lab
 
-RECOVERY_TIMEOUT_SECONDS = 60.0  # a run that takes longer to recover counts as lost
 Row = dict[str, Any]
 
 
@@ -86,27 +85,25 @@ def run_chaos(
     try:
         with (folder / "history.jsonl").open("w", encoding="utf-8") as file:
             history = History(faults, file)
-            task = ChaosTask(
-                sync=config.sync,
-                seed=config.seed,
-                folder=folder,
-                disk=None if disk is None else disk.checkpoints,
-            )
             injector = FaultInjector(
                 cluster.workers,
-                faults,
                 history,
-                task.stop,
+                folder / STOP_FILE_NAME,
                 lab=lab,
                 disk=disk,
-                limit=RECOVERY_TIMEOUT_SECONDS,
                 max_lag=MAX_RANK_LAG_STEPS + (parse_plan(config.sync).cadence.staleness or 0),
                 progress=progress,
             )
             try:
                 run_workers(
                     cluster.workers,
-                    partial(work, task),
+                    partial(
+                        work,
+                        sync=config.sync,
+                        seed=config.seed,
+                        folder=folder,
+                        disk=None if disk is None else disk.checkpoints,
+                    ),
                     timeout=None,
                     place=HERE if lab is None else lab.place,
                     director=injector,

@@ -6,7 +6,6 @@ import faulthandler
 import os
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 from time import monotonic, sleep, time
@@ -44,53 +43,46 @@ from thalweg.redundancy import is_compensated
 from thalweg.training import Run
 
 UNBOUNDED_EPOCHS = 1 << 30  # the stop file ends the run
+STOP_FILE_NAME = "stop"
+MIN_CHAOS_STEP_SECONDS = 0.02
+CHAOS_TIMEOUT_SECONDS = 60.0  # that a rank waits for others
+STUCK_STEP_SECONDS = 40.0  # without a step, after which all stacks are written
 STARVATION_POLL_SECONDS = 0.05
 MIN_STARVATION_SECONDS = 0.3  # a shorter delay isn't recorded
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChaosTask:
-    sync: str
-    seed: int  # of the order of samples
-    folder: Path  # of this run; a file `stop` in it ends the run
-    disk: Path | None = None  # for checkpoints
-    compute: float = 0.02  # minimum seconds of a step
-    timeout: float = 60.0  # seconds that a rank waits for others
-    stuck: float = 40.0  # seconds without a step after which all stacks are written
-
-    @property
-    def stop(self) -> Path:
-        return self.folder / "stop"
-
-
-def work(task: ChaosTask, rank: int, report: SendMessage) -> Mapping[str, Any]:
+def work(
+    rank: int, report: SendMessage, *, sync: str, seed: int, folder: Path, disk: Path | None
+) -> Mapping[str, Any]:
+    """Train until there is a file `STOP_FILE_NAME` in the folder of this run. `seed` is that of the
+    order of samples; with a `disk`, checkpoints are written to that folder."""
     life = int(os.environ.get(RESTARTS_VARIABLE, "0"))
-    stacks = (task.folder / f"stacks-{rank}-{life}.txt").open("w")
+    stacks = (folder / f"stacks-{rank}-{life}.txt").open("w")
     Thread(target=_report_starvation, args=(rank, report), daemon=True).start()
-    plan = parse_plan(task.sync)
+    plan = parse_plan(sync)
     asynchronous = plan.cadence.staleness is not None
     counts = asynchronous or is_compensated(plan)
     model = Counted(int(os.environ["WORLD_SIZE"])) if counts else Linear()
     optimizer = optimizer_of(model)
     local_sums: list[tuple[float, ...]] = []  # after the optimizer's step, before averaging
     optimizer.register_step_post_hook(lambda *_: local_sums.append(sums(model)))
-    faulthandler.dump_traceback_later(task.stuck, file=stacks)
+    faulthandler.dump_traceback_later(STUCK_STEP_SECONDS, file=stacks)
     run = thalweg.attach(
         model,
         optimizer,
-        plan=task.sync,
+        plan=sync,
         data=samples(),
         batch=CHAOS_BATCH_SAMPLES,
-        seed=task.seed,
-        timeout=task.timeout,
+        seed=seed,
+        timeout=CHAOS_TIMEOUT_SECONDS,
     )
     recorder = _Recorder(run, life, report)
     stops = False
     for epoch in run.epochs(UNBOUNDED_EPOCHS):
         for inputs, indices in run.batches(epoch):
-            faulthandler.dump_traceback_later(task.stuck, file=stacks)
+            faulthandler.dump_traceback_later(STUCK_STEP_SECONDS, file=stacks)
             began_in = run.members.epoch
-            sleep(task.compute)
+            sleep(MIN_CHAOS_STEP_SECONDS)
             optimizer.zero_grad()
             loss = run.mean(model(inputs))
             if isinstance(model, Counted):
@@ -105,15 +97,15 @@ def work(task: ChaosTask, rank: int, report: SendMessage) -> Mapping[str, Any]:
             if not (counted and run._session.applies):
                 continue
             recorder.commit(model, began_in, indices.tolist(), local_sums[-1])
-            if task.disk is not None and run.step % CHECKPOINT_PERIOD_STEPS == 0:
-                recorder.save(task.disk)
-            if not stops and task.stop.exists():
+            if disk is not None and run.step % CHECKPOINT_PERIOD_STEPS == 0:
+                recorder.save(disk)
+            if not stops and (folder / STOP_FILE_NAME).exists():
                 stops = True
                 run.stop()
     recorder.incidents()
     with run.consensus() if asynchronous else nullcontext():
         recorder(Ended(time=time(), rank=rank, life=life, step=run.step, digest=digest(model)))
-    faulthandler.dump_traceback_later(task.stuck, file=stacks)
+    faulthandler.dump_traceback_later(STUCK_STEP_SECONDS, file=stacks)
     run.close()
     faulthandler.cancel_dump_traceback_later()
     return {"step": run.step}

@@ -63,23 +63,15 @@ class World:
         """Join as part of torch's process group if there is one, else by the launcher's variables;
         alone without either. `timeout` limits the store's answers, in seconds."""
         variables = os.environ if environment is None else environment
-        if dist.is_initialized():
+        assignment = None if dist.is_initialized() else read_rank_assignment(variables)
+        if assignment is None:
             store: Store = PrefixStore("thalweg", dist.distributed_c10d._get_default_store())
             rank, size = dist.get_rank(), dist.get_world_size()
             host = server_of(store)[0] or variables.get("MASTER_ADDR")
-            return cls.of(
-                store, rank, size, timeout=timeout, environment=variables, store_host=host
-            )
-        assignment = read_rank_assignment(variables)
-        store = open_store(assignment, timeout)
-        world = cls.of(
-            store,
-            assignment.rank,
-            assignment.size,
-            timeout=timeout,
-            environment=variables,
-            store_host=assignment.address,
-        )
+        else:
+            store = open_store(assignment, timeout)
+            rank, size, host = assignment.rank, assignment.size, assignment.address
+        world = cls.of(store, rank, size, timeout=timeout, environment=variables, store_host=host)
         return replace(world, rank_assignment=assignment)
 
     @classmethod

@@ -178,13 +178,12 @@ class Monitor:
         self._straggler_detector.set_members(world.members)
         self._recent_reports.clear()
         self._digests.clear()
-        host, rack = self._cluster.host(self.rank), self._cluster.rack(self.rank)
         self._records.append(
             RunHeader(
                 rank=self.rank,
                 size=world.size,
-                host=host.name,
-                rack=rack.name,
+                host=self._cluster.host(self.rank).name,
+                rack=self._cluster.rack(self.rank).name,
                 members=world.members,
                 sync=sync,
                 at=monotonic(),

@@ -175,11 +175,9 @@ class SlowLinkDetector:
             return flow.rate / max(min(shares, default=0.0), 1.0)
 
         if self._declared:
-            best: dict[int, float] = {}
-            for source, flow, path in large:
-                best[source] = max(best.get(source, 0.0), fraction(flow, path, self._declared))
-            for source, reached in best.items():
-                self._best_fractions[source].append((step, reached))
+            reached = grouped((s, fraction(flow, path, self._declared)) for s, flow, path in large)
+            for source, fractions in reached.items():
+                self._best_fractions[source].append((step, max(fractions)))
         baselines = self._baselines(step, rates)
         samples = [
             FlowSample(step, source, flow, path, fraction(flow, path, baselines))
@@ -352,10 +350,7 @@ class SlowLinkDetector:
     ) -> Straggler:
         """The straggler for a slow link, which costs the additional time of its flows per step."""
         directions = [link for link in suspects if _owner(link) in owners]
-        lost: dict[int, float] = {}  # seconds by step; flows of a step are slow at the same time
-        for flow in slow_flows:
-            if flow.crosses(owners):
-                lost[flow.step] = max(lost.get(flow.step, 0.0), flow.lost_seconds)
+        lost = grouped((f.step, f.lost_seconds) for f in slow_flows if f.crosses(owners))
         last = [self._samples[link][-1] for link in directions]
         rate, baseline = min(s.rate for s in last), max(s.baseline for s in last)
         kinds = {kind for kind, _ in owners}
@@ -366,7 +361,8 @@ class SlowLinkDetector:
             ranks=tuple(sorted({rank for owner in owners for rank in self._ranks(owner)})),
             since=min(map(self._slow_since, directions)),
             steps=1.0,
-            seconds=fmean(lost.values()) if lost else 0.0,
+            # The flows of a step are slow at the same time.
+            seconds=fmean(map(max, lost.values())) if lost else 0.0,
             share=0.0,
             why=f"{names} at {about(8 * rate, 'bit/s')} (baseline {about(8 * baseline, 'bit/s')})",
         )
@@ -389,8 +385,5 @@ def _rate(flows: Sequence[FlowRecord]) -> float:
 
 def _median_rate(rates: Mapping[Link, float], kind: str) -> float:
     """The median rate of links of a kind in their better direction; 0 if there are none."""
-    better: dict[str, float] = {}
-    for link, rate in rates.items():
-        if link.kind == kind:
-            better[link.owner] = max(rate, better.get(link.owner, 0.0))
-    return median(better.values()) if better else 0.0
+    of_owners = grouped((link.owner, rate) for link, rate in rates.items() if link.kind == kind)
+    return median(map(max, of_owners.values())) if of_owners else 0.0

@@ -311,10 +311,14 @@ def _lane(told: _RankRecords) -> RankTimeline:
 
 
 def _shifted(step: StepRecord, clock: ClockOffsets) -> StepRecord:
-    moments = ("begin", "first", "last", "averaged", "optimized", "end")
     return replace(
         step,
-        **{name: clock(getattr(step, name)) for name in moments},
+        begin=clock(step.begin),
+        first=clock(step.first),
+        last=clock(step.last),
+        averaged=clock(step.averaged),
+        optimized=clock(step.optimized),
+        end=clock(step.end),
         rounds=tuple(_shifted_round(each, clock) for each in step.rounds),
         encodings=tuple(
             EncodeRecord(each.bucket, clock(each.began), clock(each.ended))
