@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from threading import Thread
@@ -41,6 +41,8 @@ from thalweg.launch.supervisor import SendMessage
 from thalweg.launch.worker_process import RESTARTS_VARIABLE
 from thalweg.redundancy import is_compensated
 from thalweg.training import Run
+from thalweg.training.events import RunEvent
+from thalweg.training.rendezvous import MembershipChange
 
 UNBOUNDED_EPOCHS = 1 << 30  # the stop file ends the run
 STOP_FILE_NAME = "stop"
@@ -57,8 +59,16 @@ def work(
     """Train until there is a file `STOP_FILE_NAME` in the folder of this run. `seed` is that of the
     order of samples; with a `disk`, checkpoints are written to that folder."""
     life = int(os.environ.get(RESTARTS_VARIABLE, "0"))
+
+    def record(each: Record) -> None:
+        report(as_dict(each))
+
+    def on_event(event: RunEvent) -> None:
+        if event.kind == "incident":
+            record(_named(rank, life, event.data))
+
     stacks = (folder / f"stacks-{rank}-{life}.txt").open("w")
-    Thread(target=_report_starvation, args=(rank, report), daemon=True).start()
+    Thread(target=_record_starvation, args=(rank, record), daemon=True).start()
     plan = parse_plan(sync)
     asynchronous = plan.cadence.staleness is not None
     counts = asynchronous or is_compensated(plan)
@@ -75,8 +85,8 @@ def work(
         batch=CHAOS_BATCH_SAMPLES,
         seed=seed,
         timeout=CHAOS_TIMEOUT_SECONDS,
+        on_event=on_event,
     )
-    recorder = _Recorder(run, life, report)
     stops = False
     for epoch in run.epochs(UNBOUNDED_EPOCHS):
         for inputs, indices in run.batches(epoch):
@@ -86,109 +96,87 @@ def work(
             optimizer.zero_grad()
             loss = run.mean(model(inputs))
             if isinstance(model, Counted):
-                recorder.sent()
+                if run.counts:
+                    record(Sent(time=time(), rank=rank, step=run.step))
                 loss = loss + model.counters[rank]
             loss.backward()  # type: ignore[no-untyped-call]
             snap(model)
             counted = run._session.applies
             local_sums.clear()
             optimizer.step()
-            recorder.incidents()
             if not (counted and run._session.applies):
                 continue
-            recorder.commit(model, began_in, indices.tolist(), local_sums[-1])
+            record(_commit(run, model, life, began_in, indices.tolist(), local_sums[-1]))
             if disk is not None and run.step % CHECKPOINT_PERIOD_STEPS == 0:
-                recorder.save(disk)
+                record(_save(run, disk))
             if not stops and (folder / STOP_FILE_NAME).exists():
                 stops = True
                 run.stop()
-    recorder.incidents()
     with run.consensus() if asynchronous else nullcontext():
-        recorder(Ended(time=time(), rank=rank, life=life, step=run.step, digest=digest(model)))
+        record(Ended(time=time(), rank=rank, life=life, step=run.step, digest=digest(model)))
     faulthandler.dump_traceback_later(STUCK_STEP_SECONDS, file=stacks)
     run.close()
     faulthandler.cancel_dump_traceback_later()
     return {"step": run.step}
 
 
-def _report_starvation(rank: int, report: SendMessage) -> None:
-    """Report when this process got no processor time: then its silence is the machine's fault."""
+def _record_starvation(rank: int, record: Callable[[Record], None]) -> None:
+    """Record when this process got no processor time: then its silence is the machine's fault."""
     last = monotonic()
     while True:
         sleep(STARVATION_POLL_SECONDS)
         delay, last = monotonic() - last - STARVATION_POLL_SECONDS, monotonic()
         if delay > MIN_STARVATION_SECONDS:
-            report(as_dict(Starved(time=time(), rank=rank, seconds=delay)))
+            record(Starved(time=time(), rank=rank, seconds=delay))
 
 
-class _Recorder:
-    """Sends records for the history to the supervisor."""
+def _commit(
+    run: Run,
+    model: Linear,
+    life: int,
+    began_in: int,
+    indices: list[int],
+    before: tuple[float, ...],
+) -> Commit:
+    return Commit(
+        time=time(),
+        rank=run.rank,
+        life=life,
+        step=run.step,
+        formation=run.members.epoch,
+        began_in=began_in,
+        members=run.members.ranks,
+        digest=digest(model),
+        samples=len(indices),
+        checksum=checksum(indices),
+        process=os.getpid(),
+        interrupted=run._recovery.is_interrupted,
+        before=before,
+        after=sums(model),
+        counted=tuple(-c for c in model.counters.tolist()) if isinstance(model, Counted) else (),
+    )
 
-    def __init__(self, run: Run, life: int, report: SendMessage) -> None:
-        self._run = run
-        self._life = life
-        self._report = report
-        self._reported_incidents = 0
 
-    def __call__(self, record: Record) -> None:
-        self._report(as_dict(record))
+def _named(rank: int, life: int, change: MembershipChange) -> Named:
+    return Named(
+        time=change.over,
+        noticed=change.noticed,
+        rank=rank,
+        life=life,
+        step=change.step,
+        formation=change.formation,
+        left=change.left,
+        joined=change.joined,
+        lost=change.samples,
+        reason=change.reason,
+    )
 
-    def sent(self) -> None:
-        if self._run.counts:
-            self(Sent(time=time(), rank=self._run.rank, step=self._run.step))
 
-    def commit(
-        self, model: Linear, began_in: int, indices: list[int], before: tuple[float, ...]
-    ) -> None:
-        run = self._run
-        self(
-            Commit(
-                time=time(),
-                rank=run.rank,
-                life=self._life,
-                step=run.step,
-                formation=run.members.epoch,
-                began_in=began_in,
-                members=run.members.ranks,
-                digest=digest(model),
-                samples=len(indices),
-                checksum=checksum(indices),
-                process=os.getpid(),
-                interrupted=run._recovery.is_interrupted,
-                before=before,
-                after=sums(model),
-                counted=tuple(-c for c in model.counters.tolist())
-                if isinstance(model, Counted)
-                else (),
-            )
-        )
-
-    def incidents(self) -> None:
-        """Report the changes of members since the last call."""
-        changes = [event.data for event in self._run.events if event.kind == "incident"]
-        for change in changes[self._reported_incidents :]:
-            self(
-                Named(
-                    time=change.over,
-                    noticed=change.noticed,
-                    rank=self._run.rank,
-                    life=self._life,
-                    step=change.step,
-                    formation=change.formation,
-                    left=change.left,
-                    joined=change.joined,
-                    lost=change.samples,
-                    reason=change.reason,
-                )
-            )
-        self._reported_incidents = len(changes)
-
-    def save(self, disk: Path) -> None:
-        """Save a checkpoint; the run continues if the disk is full."""
-        step = self._run.step
-        try:
-            self._run.save(disk)
-        except CheckpointError as error:
-            self(Refused(time=time(), rank=self._run.rank, text=str(error)))
-        else:
-            self(Saved(time=time(), rank=self._run.rank, step=step))
+def _save(run: Run, disk: Path) -> Saved | Refused:
+    """Save a checkpoint; the run continues if the disk is full."""
+    step = run.step
+    try:
+        run.save(disk)
+    except CheckpointError as error:
+        return Refused(time=time(), rank=run.rank, text=str(error))
+    return Saved(time=time(), rank=run.rank, step=step)

@@ -132,10 +132,7 @@ class _ProcessLife:
     moments: list[ClockSample] = field(default_factory=list)
     steps: list[StepRecord] = field(default_factory=list)
     notes: list[EventRecord] = field(default_factory=list)
-    latest: float = float("-inf")
-
-    def saw(self, moment: float) -> None:
-        self.latest = max(self.latest, moment)
+    latest: float = float("-inf")  # the last time of that clock in these records
 
 
 @dataclass(slots=True)
@@ -143,7 +140,7 @@ class _RankRecords:
     """The records in a rank's file, by its own clocks."""
 
     rank: int
-    lives: list[_ProcessLife] = field(default_factory=list)
+    lives: list[_ProcessLife] = field(default_factory=lambda: [_ProcessLife("")])
     openings: list[tuple[int, RunHeader]] = field(default_factory=list)
 
     @property
@@ -222,14 +219,12 @@ def _rank_records(rank: int, records: Iterable[Record]) -> _RankRecords:
                 pending = record
                 _begin_life(told, record)
             continue
-        if not told.lives:
-            told.lives.append(_ProcessLife(""))
         life = told.lives[-1]
         if isinstance(record, ClockSample):
             life.moments.append(record)
         elif isinstance(record, EventRecord):
             life.notes.append(record)
-            life.saw(record.at)
+            life.latest = max(life.latest, record.at)
         else:
             formed = _undone(told, record.step)
             pending = formed if pending is None else pending
@@ -237,22 +232,19 @@ def _rank_records(rank: int, records: Iterable[Record]) -> _RankRecords:
                 told.openings.append((record.step, pending))
                 pending = None
             life.steps.append(record)
-            life.saw(record.end)
+            life.latest = max(life.latest, record.end)
     if pending is not None:
         told.openings.append((told.steps[-1].step + 1 if told.steps else 0, pending))
     return told
 
 
 def _begin_life(told: _RankRecords, header: RunHeader) -> None:
-    last = told.lives[-1] if told.lives else _ProcessLife("")
+    last = told.lives[-1]
     last.host = last.host or header.host  # a clock may have been compared before it
-    if (
-        not told.lives
-        or last.host != header.host
-        or header.at < last.latest - REBOOT_CLOCK_SLACK_SECONDS
-    ):
-        told.lives.append(_ProcessLife(header.host))
-    told.lives[-1].saw(header.at)
+    if last.host != header.host or header.at < last.latest - REBOOT_CLOCK_SLACK_SECONDS:
+        last = _ProcessLife(header.host)
+        told.lives.append(last)
+    last.latest = max(last.latest, header.at)
 
 
 def _undone(told: _RankRecords, step: int) -> RunHeader | None:
