@@ -44,7 +44,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import pairwise, takewhile
+from itertools import chain, pairwise, takewhile
 from statistics import fmean, median
 from typing import NamedTuple
 
@@ -235,8 +235,7 @@ class SlowLinkDetector:
                 break
             slow_flows = [
                 flow
-                for flows in self._recent_flows
-                for flow in flows
+                for flow in chain(*self._recent_flows)
                 if flow.fraction < SUSPECT_LINK_RATIO and not flow.crosses(explained)
             ]
             if not slow_flows:  # the suspects' last flows are older
@@ -321,8 +320,7 @@ class SlowLinkDetector:
         """The owners with the fewest good flows since this step, as good flows exonerate a link."""
         good_flows = [
             flow
-            for flows in self._recent_flows
-            for flow in flows
+            for flow in chain(*self._recent_flows)
             if flow.step >= since and flow.fraction >= GOOD_LINK_RATIO
         ]
         counts = {owner: sum(flow.crosses((owner,)) for flow in good_flows) for owner in owners}

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from statistics import median
-from typing import NamedTuple, Self
+from typing import Self
 
 from thalweg.errors import ranks_text
 from thalweg.facts import Cluster, Host, Rack, grouped
@@ -61,13 +61,6 @@ class RankTimeline:
     error: float | None
 
 
-class MemberSpan(NamedTuple):
-    """A first step, and the members and plan from it on."""
-
-    step: int
-    members: tuple[int, ...]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
     """The timelines of all ranks; `size` is the number of ranks of the run, and `remarks` say how
@@ -88,8 +81,8 @@ class Timeline:
         return {rank: lane.steps for rank, lane in self.rank_timelines.items()}
 
     @property
-    def member_spans(self) -> list[MemberSpan]:
-        """The spans between changes of members or plan."""
+    def member_spans(self) -> list[tuple[int, tuple[int, ...]]]:
+        """The steps at which members or the plan changed, each with the members from then on."""
         openings = [opening for lane in self.rank_timelines.values() for opening in lane.openings]
         changes: dict[int, tuple[int, ...]] = {}
         before: tuple[object, ...] = ()
@@ -103,7 +96,7 @@ class Timeline:
         for step in sorted(plans - changes.keys()):
             earlier = [members for other, members in sorted(changes.items()) if other < step]
             changes[step] = earlier[-1] if earlier else tuple(self.rank_timelines)
-        return [MemberSpan(step, members) for step, members in sorted(changes.items())]
+        return sorted(changes.items())
 
     def cut(self, first: int | None, last: int | None) -> Timeline:
         """The timeline of the steps from `first` to `last`, both included; None is no limit."""
