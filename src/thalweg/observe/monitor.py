@@ -254,17 +254,13 @@ class Monitor:
                 self._learn(entries["step"], tuple(map(Straggler.of, entries["late"])))
 
     def _publish(self, store: Any) -> None:
-        while (
-            self._recent_reports
-            and self._recent_reports[0][0] < self._rounds - PUBLISHED_PERIODS_COUNT
-        ):
-            self._recent_reports.popleft()
+        oldest = self._rounds - PUBLISHED_PERIODS_COUNT
         report = {
             "number": self._rounds,
             "activity": self.activity.entries(self._hang_detector.hang_seconds / 2),
             "asked": self.clock.requests,
             "tally": asdict(self.step_totals[self.rank]),
-            "steps": [rounded(step) for _, step in self._recent_reports],
+            "steps": [rounded(step) for at, step in self._recent_reports if at >= oldest],
             "digests": list(self._digests),
         }
         store.set(key_of(self.rank), json.dumps(report))

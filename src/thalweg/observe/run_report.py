@@ -136,16 +136,11 @@ def run_report(
     episodes = _straggler_episodes(where, run.by_rank, run.member_spans)
     part = run.cut(first, last)
     shown = part.steps
-    first_steps = {
-        rank: timeline.steps[0].step
-        for rank, timeline in run.rank_timelines.items()
-        if timeline.steps
-    }
     return RunReport(
         timeline=part,
         cluster=where,
         accounts=tuple(
-            _account(timeline, first_steps[rank])
+            _account(timeline, run.rank_timelines[rank].steps[0].step)
             for rank, timeline in part.rank_timelines.items()
             if timeline.steps
         ),
