@@ -79,7 +79,10 @@ class TcpTransport:
         self._inbox = Inbox(rank, endpoint.refused)
         self._landings: Landings | None = None
         self._in_use = Lock()  # the wire belongs to one thread at a time
-        _keep_freed_memory()
+        # Every incoming message is allocated. glibc returns large blocks to the kernel at once, and
+        # gets them back page by page, until it has seen a large one freed: free one, so that it
+        # keeps freed memory, up to its own limit.
+        torch.empty(MALLOC_THRESHOLD_BYTES, dtype=torch.uint8)
 
     def use_store(self, store: Store) -> None:
         """Look peers up in this store from now on, and publish this rank's record there; RunError
@@ -96,7 +99,7 @@ class TcpTransport:
             if outbound.down_since is not None:
                 self._check_peer(peer)
             while len(outbound.queue) >= MAX_QUEUED_MESSAGES:
-                self._wait_for_room(outbound, label, deadline)
+                self._wait_on(outbound, label, deadline)
             message = self._wire.send(outbound, header, payload.data)
             return SENT if message.done else _Queued(self, outbound, message, label)
 
@@ -125,17 +128,8 @@ class TcpTransport:
     ) -> None:
         """Wait until the message was written, or is lost."""
         while not message.done:
-            peer, left = outbound.peer_record.rank, deadline - monotonic()
-            if left <= 0:
-                raise peer_late_error(self.rank, (Address(peer, label),))
             with self._in_use:
-                self._inbox.refuse_if_closed("sends")
-                outbound.awaited = True
-                moved = message.done or self._receive(min(SEND_CHECK_POLL_SECONDS, left))
-                if not moved and peer in self._inbox.members:
-                    self._check_peer(peer)
-            if not moved:
-                self._raise_if_aborted()
+                self._wait_on(outbound, label, deadline, message)
 
     def idle(self, seconds: float) -> None:
         with self._in_use:
@@ -198,16 +192,21 @@ class TcpTransport:
                     peer=peer,
                 )
 
-    def _wait_for_room(self, outbound: Outbound, label: Label, deadline: float) -> None:
+    def _wait_on(
+        self, outbound: Outbound, label: Label, deadline: float, message: Outgoing | None = None
+    ) -> None:
+        """Receive for a short time, unless this message is done, or until there is progress on the
+        connection."""
         self._inbox.refuse_if_closed("sends")
-        peer = outbound.peer_record.rank
-        left = deadline - monotonic()
+        peer, left = outbound.peer_record.rank, deadline - monotonic()
         if left <= 0:
             raise peer_late_error(self.rank, (Address(peer, label),))
         outbound.awaited = True
-        if not self._receive(min(left, SEND_CHECK_POLL_SECONDS)):
+        is_done = message is not None and message.done  # before the connection was awaited
+        if not is_done and not self._receive(min(left, SEND_CHECK_POLL_SECONDS)):
             self._raise_if_aborted()
-            self._check_peer(peer)
+            if peer in self._inbox.members:
+                self._check_peer(peer)
 
     def _receive(self, seconds: float) -> bool:
         """Move arrived messages into the inbox; False if nothing happened in this time."""
@@ -239,10 +238,3 @@ class _Queued:
 
     def wait(self, deadline: float) -> None:
         self.transport.wait_for(self.outbound, self.message, self.label, deadline)
-
-
-def _keep_freed_memory() -> None:
-    """Let the allocator keep freed memory, up to its own limit. Every incoming message is
-    allocated; glibc returns large blocks to the kernel at once, and gets them back page by page,
-    until it has seen a large one freed: free one."""
-    torch.empty(MALLOC_THRESHOLD_BYTES, dtype=torch.uint8)
