@@ -39,9 +39,6 @@ class RecordedTransport:
         self._record(True, peer, label, array)
         return self._inner.send(peer, label, array, deadline)
 
-    def receive(self, peer: int, label: Label, deadline: float) -> Array:
-        return self.receive_any((Address(peer, label),), deadline)[1]
-
     def receive_any(
         self, wanted: Collection[Address], deadline: float, landings: Landings | None = None
     ) -> tuple[Address, Array]:

@@ -76,6 +76,7 @@ class TcpTransport:
         self._wire = Wire(endpoint, TCP_HEADER_STRUCT.size)
         self.refused: Mapping[RejectionReason, int] = endpoint.refused
         self.wake = self._wire.wake
+        self.use_store = endpoint.use_store
         self._inbox = Inbox(rank, endpoint.refused)
         self._landings: Landings | None = None
         self._in_use = Lock()  # the wire belongs to one thread at a time
@@ -83,11 +84,6 @@ class TcpTransport:
         # gets them back page by page, until it has seen a large one freed: free one, so that it
         # keeps freed memory, up to its own limit.
         torch.empty(MALLOC_THRESHOLD_BYTES, dtype=torch.uint8)
-
-    def use_store(self, store: Store) -> None:
-        """Look peers up in this store from now on, and publish this rank's record there; RunError
-        if it doesn't answer."""
-        self._wire.endpoint.use_store(store)
 
     def send(self, peer: int, label: Label, array: Array, deadline: float) -> Sending:
         payload = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -102,9 +98,6 @@ class TcpTransport:
                 self._wait_on(outbound, label, deadline)
             message = self._wire.send(outbound, header, payload.data)
             return SENT if message.done else _Queued(self, outbound, message, label)
-
-    def receive(self, peer: int, label: Label, deadline: float) -> Array:
-        return self.receive_any((Address(peer, label),), deadline)[1]
 
     def receive_any(
         self, wanted: Collection[Address], deadline: float, landings: Landings | None = None
