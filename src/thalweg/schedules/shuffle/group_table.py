@@ -269,10 +269,10 @@ def _from(rack: Members, turn: int) -> Members:
 
 def circle_pairs(members: Sequence[T], turn: int) -> list[tuple[T, T]]:
     """The pairs of the circle method at this turn."""
-    moving: list[T | None] = list(members) if len(members) % 2 else list(members[:-1])
-    standing = None if len(members) % 2 else members[-1] if members else None
-    if not moving:
+    if len(members) < 2:
         return []
+    moving: list[T | None] = [*members, *[None] * (len(members) % 2)]
+    standing = moving.pop()
     shift = turn % len(moving)
     seats = [*moving[shift:], *moving[:shift]]
     opposite = [(seats[i], seats[-i]) for i in range(1, (len(seats) + 1) // 2)]

@@ -13,7 +13,7 @@ from __future__ import annotations
 from thalweg.declarations import Parameter
 from thalweg.errors import LayoutError
 from thalweg.schedules import Group, Schedule, Topology, all_reduce
-from thalweg.schedules.chunks import pieces, singles, split
+from thalweg.schedules.chunks import in_pieces, pieces
 from thalweg.schedules.closed_form import Cost, Phase, Symbols, cost
 from thalweg.schedules.programs import down, in_turn, up
 from thalweg.schedules.trees import heap, over
@@ -26,8 +26,7 @@ def star(group: Group, elements: int, itemsize: int, step: int, root: int | None
         raise LayoutError(f"root {master} is not in the group", f"choose one of {group.ranks}")
     others = [rank for rank in group.order if rank != master]
     tree = over((master, *others), heap(group.size))
-    sizes = split(elements, pieces(group, elements * itemsize, hops=2))
-    spans = singles(0, len(sizes))
+    sizes, [spans] = in_pieces([elements], pieces(group, elements * itemsize, hops=2))
     return all_reduce("star", group, sizes, itemsize, in_turn(up(tree, spans), down(tree, spans)))
 
 
