@@ -155,7 +155,7 @@ def choose(
     fitting = [(f, s) for s in numbers for f in fanouts if s < min(f, workers)]
     return min(
         fitting,
-        key=lambda code: estimate(workers, *code, delay, compute, message),
+        key=lambda code: estimate(workers, code[0], code[1], delay, compute, message),
         default=(fanouts[0], max(numbers)),  # building the tree raises the error
     )
 
