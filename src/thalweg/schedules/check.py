@@ -47,10 +47,9 @@ class _SymbolicRun:
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
-        self.chunks = range(len(schedule.sizes))
-        initial = schedule.before.content
+        initial, chunks = schedule.before.content, range(len(schedule.sizes))
         self.contents: dict[int, list[Content | None]] = {
-            rank: [initial(rank, chunk) for chunk in self.chunks] for rank in schedule.ranks
+            rank: [initial(rank, chunk) for chunk in chunks] for rank in schedule.ranks
         }
         self.to_come = {rank: schedule.moves(rank) for rank in schedule.ranks}
         self.messages: dict[_Key, list[list[Content | None]]] = {}  # the oldest first
@@ -122,8 +121,6 @@ class _SymbolicRun:
         arrived = self._taken(key)
         if kind is _COPY:
             held[start:stop] = arrived
-        elif stop - start == 1:
-            held[start] = self._sum(rank, move, held[start], arrived[0])
         else:
             for chunk, content in enumerate(arrived, start):
                 held[chunk] = self._sum(rank, move, held[chunk], content)
@@ -200,13 +197,10 @@ class _SymbolicRun:
 
     def _promise_is_kept(self) -> None:
         promised = self.schedule.after.content
-        sizes = self.schedule.sizes
         for rank, held in self.contents.items():
-            for chunk in self.chunks:
+            for chunk, size in enumerate(self.schedule.sizes):
                 wanted = promised(rank, chunk)
-                if wanted is None or not sizes[chunk]:
-                    continue
-                if not same_content(held[chunk], wanted):
+                if size and wanted is not None and not same_content(held[chunk], wanted):
                     raise ScheduleError(
                         f"{self.schedule.name}: {self.schedule.after.text}, but chunk {chunk} on "
                         f"rank {rank} ends as {_described(held[chunk])} instead of "
