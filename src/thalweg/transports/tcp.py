@@ -188,8 +188,8 @@ class TcpTransport:
     def _wait_on(
         self, outbound: Outbound, label: Label, deadline: float, message: Outgoing | None = None
     ) -> None:
-        """Receive for a short time, unless this message is done, or until there is progress on the
-        connection."""
+        """Receive until there is progress on the connection, for a short time at most; not at all
+        if this message is done."""
         self._inbox.refuse_if_closed("sends")
         peer, left = outbound.peer_record.rank, deadline - monotonic()
         if left <= 0:
