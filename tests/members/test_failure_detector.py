@@ -184,6 +184,15 @@ def test_steps_that_went_by_unseen_count() -> None:
     assert records.hang_timeout == HANG_STEP_P95_FACTOR * 16
 
 
+def test_the_time_since_the_last_step_is_that_of_the_rank_without_one_for_longest() -> None:
+    records, now = seen([1.0] * 4, steps=[0, 1, 2, 2, 2])
+    records.note(2, HeartbeatMessage(0, 9), now)
+    assert records.stalled_seconds(now) == 2.0
+    records.forget(1)
+    assert records.stalled_seconds(now + 1) == 1.0
+    assert FailureDetector().stalled_seconds(now) == 0.0
+
+
 def test_signs_without_steps_are_a_hang_and_no_silence() -> None:
     records, now = seen([1.0] * MANY, steps=list(range(MANY + 1)))
     for number in range(1, 100):

@@ -153,6 +153,11 @@ class FailureDetector:
         with self._lock:
             return max((peer.last.step for peer in self._peers.values()), default=0)
 
+    def stalled_seconds(self, now: float) -> float:
+        """The time since the last step of the rank that has taken none for longest."""
+        with self._lock:
+            return max((now - peer.advanced for peer in self._peers.values()), default=0.0)
+
     @property
     def hang_timeout(self) -> float:
         """The time limit in seconds of a step that others wait for."""

@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any
 
 import torch
@@ -48,6 +48,7 @@ from thalweg.training.compression_overlap import OVERLAP_TRIAL_STEPS, OVERLAP_WA
 from thalweg.training.lifecycle import RankSession
 
 ADVICE_CHANGE = "advice"  # in the agreement
+ABSENT_RANK_SECONDS = 5.0  # since its last step, under a plan that waits for no rank
 PROFILED_STEPS = 8  # before the first advice
 ADVISOR_RANK = 0
 SKIPPED_PLAN_STEPS = 2  # warm-up
@@ -224,11 +225,13 @@ class AutoController:
             session.agreement.propose(ADVICE_CHANGE, seconds)
 
     def _all_are_present(self) -> bool:
-        """True if no rank is suspected to have failed. Under a code such a rank may be a member,
-        and another plan would wait for it."""
+        """True if every rank takes steps. Under a code a rank may be absent, and another plan would
+        wait for it."""
         membership = self._session.world.membership
-        waits = not waits_for_nobody(self._session.plan)
-        return waits or membership is None or not membership.suspected
+        if membership is None or not waits_for_nobody(self._session.plan):
+            return True
+        stalled = membership.heartbeat.detector.stalled_seconds(monotonic())
+        return not membership.suspected and stalled < ABSENT_RANK_SECONDS
 
     # The log
 
