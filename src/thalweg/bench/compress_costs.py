@@ -1,6 +1,6 @@
 """The link speeds at which a compressor pays, from measured codec times, for N workers.
 
-Step times are those of `predict.closed_form.ddp_step`, with messages that cost only their bytes.
+Step times are those of `predict.ddp_step`, with messages that cost only their bytes.
 Without DDP's overlap a step takes backward + encode + decode + wire / speed, where `wire` are the
 bytes that a worker sends, so a compressor that saves bytes pays below
 

@@ -120,7 +120,7 @@ def demo(
 @contextmanager
 def _site(place: PlaceOptions) -> Iterator[Deployment]:
     """The place that was asked for; by default a lab, or this machine if there can be none."""
-    if place.workers is not None or place.lab is not None:
+    if place != PlaceOptions():  # `site` says what is missing
         with place.site() as deployment:
             yield deployment
         return

@@ -138,4 +138,5 @@ def _print_error(message: str, debug: bool) -> None:
 def _usage_text(error: typer.BadParameter) -> str:
     """The message of a usage error, and which help to read."""
     path = error.ctx.command_path if error.ctx else "thalweg"
-    return f"{error.format_message().rstrip('.')}; see `{path} --help`"
+    message = error.format_message().rstrip(".").replace("Value error, ", "")
+    return f"{message}; see `{path} --help`"

@@ -313,7 +313,7 @@ def _assumed_steps(
             share = f"{extra.given[promise]:.0%}"
             yield f"{promise.value} plans need {share} more steps than exact ones"
     if classes - {*extra.given}:
-        if optimizer is None:
+        if not optimizer:
             yield f"the optimizer is {extra.optimizer}"
         if extra.source:
             yield extra.source
