@@ -47,7 +47,7 @@ from thalweg.engine.execute import RankProgram, Task
 from thalweg.errors import PlanError, RunError, ThalwegError, UsageError
 from thalweg.facts import Cluster, Size, counted, read_cluster
 from thalweg.launch.launcher_variables import CLUSTER_VARIABLE
-from thalweg.members.world import World, host_of, own_address
+from thalweg.members.world import World, own_address, server_of
 from thalweg.plan import Plan
 from thalweg.probing.calibration import quick_survey
 from thalweg.probing.coordinator import host_description
@@ -398,7 +398,7 @@ def _refuse_unprotected(store: Any) -> None:
     """Raise UsageError if everything has to be protected, and other hosts take part."""
     if os.environ.get(PROTECT_VARIABLE) != "required":
         return
-    if wants_encryption(os.environ, own_address(host_of(store), os.environ)):
+    if wants_encryption(os.environ, own_address(server_of(store)[0], os.environ)):
         raise UsageError(
             f"{PROTECT_VARIABLE}=required, and Gloo's part of the backend is neither authenticated "
             "nor encrypted",

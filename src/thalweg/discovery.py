@@ -12,6 +12,7 @@ breaks.
 from __future__ import annotations
 
 import pkgutil
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from thalweg.declarations import Parameter, Variant
 from thalweg.errors import PlanError
-from thalweg.plan import PlanText
+from thalweg.plan import WORD_PATTERN
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -93,12 +94,7 @@ def _mistake(part: Any, expected: type) -> str:
     if not isinstance(part, expected):
         return f"its type is {type(part).__name__}, not {expected.__name__}"
     name = getattr(part, "name", None)
-    try:
-        text = PlanText.parse(str(name))
-        is_name = text.preset.name == name and str(text) == name
-    except PlanError:
-        is_name = False
-    if not is_name:
+    if not re.fullmatch(WORD_PATTERN, str(name)) or name != str(name).lower():
         return f"its name {name!r} is not a lower-case word"
     for argument, parameter in getattr(part, "parameters", {}).items():
         if not isinstance(parameter, Parameter):

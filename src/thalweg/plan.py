@@ -20,7 +20,8 @@ from thalweg.facts import Size
 
 PLAN_EXAMPLE = "write it like ring+fp16 or codedreduce(fanout=4, stragglers=1) @ bucket=4MB"
 TRANSPORT = "tcp"  # the only transport
-_TOKEN = re.compile(r"\s*(?:(?P<word>[A-Za-z0-9_.%/-]+)|(?P<mark>[+@(),=]))\s*")
+WORD_PATTERN = "[A-Za-z0-9_.%/-]+"
+_TOKEN = re.compile(rf"(?P<word>{WORD_PATTERN})|(?P<mark>[+@(),=])|(?P<unknown>\S)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,15 +157,12 @@ class _Reader:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.place = 0
-        self.tokens: list[tuple[str, str, int]] = []
-        while self.place < len(text):
-            match = _TOKEN.match(text, self.place)
-            if match is None:
-                self._wrong(f"{text[self.place]!r} has no meaning here")
-            kind = "word" if match["word"] else "mark"
-            self.tokens.append((kind, match[kind], match.start(kind)))
-            self.place = match.end()
+        self.tokens: list[tuple[str | None, str, int]] = []
+        for match in _TOKEN.finditer(text):
+            self.place = match.start()
+            if match.lastgroup == "unknown":
+                self._wrong(f"{match[0]!r} has no meaning here")
+            self.tokens.append((match.lastgroup, match[0], self.place))
         self.tokens.append(("end", "", len(text)))
 
     def took(self, mark: str) -> bool:

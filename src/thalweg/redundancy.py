@@ -15,7 +15,6 @@ members of one of its teams are missing; a team is the children that send the sa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from statistics import fmean
 from typing import Any
@@ -114,7 +113,7 @@ def _settled(
         default = DEFAULT_STRAGGLER_COUNT if stragglers is None else stragglers
         return fanout or DEFAULT_FANOUT, default
     delay = fmean(host.delay.seconds for host in late if host.probability)
-    fastest_code = choose(
+    return choose(
         workers,
         StragglerDelay(probability=probability, delay=Duration(delay)),
         compute=ASSUMED_COMPUTE_SECONDS,
@@ -122,7 +121,6 @@ def _settled(
         fanout=fanout,
         stragglers=stragglers,
     )
-    return fastest_code.fanout, fastest_code.stragglers
 
 
 def spare_ranks(plan: Plan, group: Group, catalog: Catalog | None = None) -> list[int]:
@@ -138,15 +136,6 @@ def root_of(plan: Plan, group: Group, catalog: Catalog | None = None) -> int | N
     return allocation_of(plan, group, catalog).host if is_relayed(plan, catalog) else None
 
 
-@dataclass(frozen=True, slots=True)
-class CodeCost:
-    fanout: int
-    stragglers: int
-    seconds: float
-    load: float  # fraction of the data that a worker computes
-    wait_probability: float  # that a step has to wait for a straggler
-
-
 @lru_cache(maxsize=64)
 def choose(
     workers: int,
@@ -156,19 +145,18 @@ def choose(
     message: float,
     fanout: int | None = None,
     stragglers: int | None = None,
-) -> CodeCost:
-    """The fastest code, with this fanout and these tolerated stragglers if given. `compute` is the
-    seconds for all data, `message` for one message over a link."""
+) -> tuple[int, int]:
+    """The fanout and the tolerated stragglers of the fastest code, with these if given. `compute`
+    is the seconds for all data, `message` for one message over a link."""
     fanouts = sorted(
         {f for f in (*CANDIDATE_FANOUTS, workers) if f <= workers} if fanout is None else {fanout}
     )
     numbers = range(MAX_STRAGGLER_COUNT + 1) if stragglers is None else [stragglers]
     fitting = [(f, s) for s in numbers for f in fanouts if s < min(f, workers)]
-    if not fitting:  # building the tree raises the error
-        return CodeCost(fanouts[0], max(numbers), 0.0, 1.0, 0.0)
     return min(
-        (estimate(workers, f, s, delay, compute, message) for f, s in fitting),
-        key=lambda cost: cost.seconds,
+        fitting,
+        key=lambda code: estimate(workers, code[0], code[1], delay, compute, message),
+        default=(fanouts[0], max(numbers)),  # building the tree raises the error
     )
 
 
@@ -179,11 +167,10 @@ def estimate(
     delay: StragglerDelay,
     compute: float,
     message: float,
-) -> CodeCost:
-    """The cost of this fanout and these tolerated stragglers, by the model above."""
+) -> float:
+    """The seconds of a step with this fanout and these tolerated stragglers, by the model above."""
     tree = team_tree(range(workers), fanout, stragglers)
     load = float(max(allocate(tree, 0).loads.values()))
     missed = chance_of_waiting(tree, dict.fromkeys(tree.workers, delay.probability))
     widest = max(map(len, tree.children.values()))
-    seconds = load * compute + tree.depth * widest * message + missed * delay.delay.seconds
-    return CodeCost(fanout, stragglers, seconds, load, missed)
+    return load * compute + tree.depth * widest * message + missed * delay.delay.seconds

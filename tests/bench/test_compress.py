@@ -18,12 +18,11 @@ from thalweg import Cluster, Group, Size, Workload, compile_step, parse_plan
 from thalweg.bench.compress import CompressBenchResult, bench_compress
 from thalweg.bench.compress_costs import (
     SWEPT_BITS_PER_SECOND,
-    Method,
     PayloadPattern,
-    all_methods,
     at_all_speeds,
     dense_wire,
     derived_metrics,
+    exchange_of,
     method_of,
     wire_nbytes,
 )
@@ -150,7 +149,7 @@ def test_exchanges_are_those_that_are_run(name: str, workers: int) -> None:
     plan, group = parse_plan(f"ring+{name}"), Group.everybody(Cluster.flat(workers))
     chains = compile_step(plan, group, Workload.of_size(Size.parse("40MB")), 0).chains
     compressor = default_catalog().compressors[name]
-    exchange = Method(text=name, compressor=compressor, arguments={}).exchange(workers)
+    exchange = exchange_of(method_of(name), workers)
     shots = {len({r.schedule.name for r in chain.encoded}) for chain in chains if chain.encoded}
     assert shots == {2 if exchange is PayloadPattern.TWO_SHOT else 1}
     assert compressor.summable == (exchange is PayloadPattern.SUM)
@@ -260,10 +259,10 @@ def test_shards_that_are_reduced() -> None:
 # Rows
 
 
-def run(methods: Sequence[Method]) -> CompressBenchResult:
+def run(*methods: str) -> CompressBenchResult:
     return bench_compress(
         SMALL,
-        methods,
+        {text: method_of(text) for text in methods},
         workers=4,
         repeats=1,
         backward=0.1,
@@ -273,7 +272,7 @@ def run(methods: Sequence[Method]) -> CompressBenchResult:
 
 def test_rows_of_a_small_model() -> None:
     threads = torch.get_num_threads()
-    found = run([method_of("fp16"), method_of("bf16(warmup=2)")])
+    found = run("fp16", "bf16(warmup=2)")
     assert (torch.get_num_threads(), dist.is_initialized()) == (threads, False)
     assert [row["method"] for row in found.rows] == ["fp16", "bf16(warmup=2)", *PEERS]
     assert [row["peer"] for row in found.rows] == [False] * 2 + [True] * len(PEERS)
@@ -299,9 +298,9 @@ def test_rows_of_a_small_model() -> None:
 
 
 def test_all_methods_that_compress() -> None:
-    texts = [each.text for each in all_methods()]
-    assert {"fp16", "bf16"} <= set(texts) <= set(default_catalog().compressors)
-    assert [row["method"] for row in run(all_methods()).rows] == [*texts, *PEERS]
+    texts = list(default_catalog().compressors)
+    assert {"fp16", "bf16"} <= set(texts)
+    assert [row["method"] for row in run(*texts).rows] == [*texts, *PEERS]
 
 
 def test_errors_are_told_as_before_afterwards() -> None:
@@ -313,7 +312,7 @@ def test_errors_are_told_as_before_afterwards() -> None:
 
 def test_without_a_process_group_hooks_are_left_out() -> None:
     with single_process_group():  # there can't be a second
-        found = run([method_of("fp16")])
+        found = run("fp16")
     assert [row["method"] for row in found.rows] == ["fp16", *PEERS[2:]]
     assert "torch's hooks are left out" in found.notes[0]
 

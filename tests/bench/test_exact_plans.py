@@ -49,7 +49,7 @@ def test_a_few_steps_of_every_plan() -> None:
         parse_job("digits"),
         exact_plans(),
         workers=WORKERS,
-        recipe=Recipe(steps=4, timeout="60s", evaluate=False),
+        recipe=Recipe(steps=4, timeout="60s"),
         variants=["plain"],
         timeout=110,
     )
@@ -66,7 +66,7 @@ def test_twenty_steps_of_every_plan(variant: str) -> None:
         parse_job("tinygpt"),
         exact_plans(),
         workers=WORKERS,
-        recipe=Recipe(steps=20, timeout="60s", evaluate=False),
+        recipe=Recipe(steps=20, timeout="60s"),
         variants=[variant],
         timeout=850,
     )

@@ -131,7 +131,7 @@ CONTRADICTION = (
         (["ring @ bucket=4MBit", "--workers", "4"], "bucket of @: '4MBit' is not a size; write"),
         (["ring", "--lab", "2x4", "--nic", "200mpps"], "'200mpps' is not a rate; write it like"),
         (["ring", "--lab", "2by4"], "'2by4' is not a layout of racks; write it like 2x4"),
-        (["ring", "--lab", "2x2", "--rank-order", "odd"], "no rank order 'odd'; give rack or"),
+        (["ring", "--lab", "2x2", "--rank-order", "odd"], "'odd' is not one of 'rack'"),
         (["ring", "--workers", "4", "--bytes", "lots"], "'lots' is not a size; write it like 25MB"),
         (["ring", "--workers", "4", "--nic", "1gbit"], "describe a lab of racks; give"),
         (["ring", "--workers", "0"], "Invalid value for '--workers'"),

@@ -166,7 +166,9 @@ def test_what_was_left_out_is_told_also_if_something_is_slow() -> None:
     flows = {(a, (a + 1) % 30): GBIT if a != 4 else GBIT / 5 for a in range(30)}
     slow, rest = network.rate_findings([facts(r) for r in range(30)], flows, [])
     assert slow.text.startswith("from rank 4 on host4 to rank 5 on host5: 200 Mbit/s")
-    assert rest.text == "30 of 870 ordered pairs of hosts, the others left out: median 1 Gbit/s"
+    assert rest.text == (
+        "30 of 870 ordered pairs of hosts, the others left out: median 1 Gbit/s, minimum 200 Mbit/s"
+    )
 
 
 def test_half_is_fast_enough() -> None:

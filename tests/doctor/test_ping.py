@@ -31,7 +31,8 @@ def peer(server: PingServer, rank: int = 1) -> RankFacts:
 
 
 def test_a_round_trip_and_the_others_clock() -> None:
-    with PingServer(1, HERE, clock=lambda: time() - 40) as server:
+    with PingServer(1, HERE) as server:
+        server.clock = lambda: time() - 40
         call = ping(0, peer(server), PATIENCE)
     assert (call.caller, call.peer, call.outcome) == (0, 1, PING_OK)
     assert 0 < call.round_trip < 1

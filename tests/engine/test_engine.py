@@ -15,7 +15,7 @@ import torch.distributed as dist
 from tests.faulty import Effect, Fault, FaultyTransport
 from tests.schedules.test_topologies import build
 from tests.threads import run_threads
-from tests.transports.ranks import LABEL, in_a_process, soon
+from tests.transports.ranks import LABEL, in_a_process, next_message, soon
 from thalweg.engine.arithmetic import Arithmetic
 from thalweg.engine.engine import Engine
 from thalweg.engine.execute import RankProgram, Task
@@ -353,7 +353,7 @@ def test_one_that_waits_for_nothing_hears_of_a_broken_connection() -> None:
         membership = Membership(store, 0, 2, TIMEOUT)
         engine = Engine(here, AbortFlag(store, 0), TIMEOUT, membership)
         here.send(1, LABEL, ones(), soon())
-        there.receive(0, LABEL, soon())
+        next_message(there, 0, LABEL, soon())
         assert not membership.rendezvous_pending
         there.close()
         deadline = soon()

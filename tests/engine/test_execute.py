@@ -180,9 +180,6 @@ class Log:
         self.sent.append((monotonic(), peer, label))
         return self.inner.send(peer, label, array, deadline)
 
-    def receive(self, peer: int, label: Label, deadline: float) -> Array:
-        return self.inner.receive(peer, label, deadline)
-
     def receive_any(self, wanted: Collection[Address], deadline: float) -> tuple[Address, Array]:
         return self.inner.receive_any(wanted, deadline)
 

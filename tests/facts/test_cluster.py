@@ -209,6 +209,13 @@ def test_bad_layouts(text: str) -> None:
         rack_sizes(text)
 
 
+def test_busy_links_are_those_with_a_rate() -> None:
+    cluster = Cluster.regular([1, 1], nic=["100mbit", "50mbit"])
+    path = cluster.path(0, 1)
+    busy = cluster.busy_seconds(dict.fromkeys(path, 1_250_000.0))
+    assert busy == {path[0]: 0.1, path[-1]: 0.2}  # uplinks without a rate are no bottleneck
+
+
 def test_other_rates_of_the_links() -> None:
     """Its own change nothing; an uplink without one is no bottleneck, and a NIC keeps its own."""
     cluster = Cluster.regular([2, 1], nic=["100mbit", "90mbit", "50mbit"], uplink="200mbit")

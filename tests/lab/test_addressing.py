@@ -28,16 +28,16 @@ def wired(*rack_sizes: int, interleaved: bool = False) -> Wiring:
 @pytest.mark.parametrize("rack_sizes", [[1], [3, 1, 2], [MAX_HOSTS_PER_RACK], [1] * MAX_LAB_RACKS])
 def test_every_address_is_there_once(rack_sizes: list[int]) -> None:
     wiring = wired(*rack_sizes)
-    hosts = [wiring.address(name) for name in wiring.hosts]
-    racks = [wiring.rack_address(number) for number in range(len(rack_sizes))]
-    addresses = [*hosts, *racks, SPINE_ADDRESS, GATEWAY]
+    racks = [c.near.address for (kind, _), c in wiring.cables.items() if kind == "uplink"]
+    assert len(racks) == len(rack_sizes)
+    addresses = [*wiring.hosts.values(), *racks, SPINE_ADDRESS, GATEWAY]
     assert len({ip_address(address) for address in addresses}) == len(addresses)
 
 
 def test_the_most_that_can_be_wired() -> None:
     wiring = wired(*[MAX_HOSTS_PER_RACK] * MAX_LAB_RACKS)
     assert len(wiring.hosts) == 255 * 254
-    addresses = {wiring.address(name) for name in wiring.hosts} | {SPINE_ADDRESS}
+    addresses = {*wiring.hosts.values(), SPINE_ADDRESS}
     assert len(addresses) == 255 * 254 + 1
     assert all(map(ip_address, addresses))
 
@@ -96,7 +96,7 @@ def test_the_host_of_a_rank() -> None:
     assert [wiring.host_of(rank) for rank in range(4)] == [
         f"thalweg.lab1.host{rank}" for rank in range(4)
     ]
-    assert [wiring.address(f"host{rank}") for rank in range(4)] == [
+    assert [wiring.hosts[f"host{rank}"] for rank in range(4)] == [
         "10.84.0.1",
         "10.84.1.1",
         "10.84.0.2",
@@ -133,7 +133,7 @@ def test_each_direction_of_a_link_is_shaped_where_it_leaves() -> None:
 
 def test_two_ports_for_every_cable_and_none_twice() -> None:
     wiring = wired(3, 1, 2)
-    cables = wiring.cables()
+    cables = wiring.cables.values()
     assert len(cables) == 3 + 6
     ports = [port for cable in cables for port in (cable.near, cable.far)]
     assert len(set(ports)) == len(ports)
@@ -145,10 +145,10 @@ def test_two_ports_for_every_cable_and_none_twice() -> None:
 
 def test_a_rack_reaches_its_hosts_and_the_spine_every_rack() -> None:
     wiring = wired(2, 2)
-    for number, rack in enumerate(wiring.cluster.racks):
-        behind = ip_network(wiring.uplink(number).behind)
+    for rack in wiring.cluster.racks:
+        behind = ip_network(wiring.cables["uplink", rack.name].behind)
         for host in rack.hosts:
-            address = ip_address(wiring.address(host.name))
+            address = ip_address(wiring.hosts[host.name])
             assert address in behind
-            assert ip_network(wiring.nic(host.name).behind) == ip_network(address)
+            assert ip_network(wiring.cables["nic", host.name].behind) == ip_network(address)
         assert ip_address(SPINE_ADDRESS) not in behind

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from thalweg.bench.comparison import compare, in_lab
+from thalweg.bench.comparison import compare
 from thalweg.bench.scenario import read_scenario
 from thalweg.lab import Lab
 
@@ -40,7 +40,7 @@ def row(name: str, path: Path, text: str) -> dict[str, Any]:
     lab = Lab.of(scenario.cluster, name=name)
     try:
         lab.up()
-        [found] = compare(scenario, in_lab(lab, scenario.events), lambda *_: None)
+        [found] = compare(scenario, lab, lambda *_: None)
     finally:
         lab.down()
     assert found["error"] is None

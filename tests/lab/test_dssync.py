@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from thalweg.bench.comparison import compare, in_lab
+from thalweg.bench.comparison import compare
 from thalweg.bench.scenario import read_scenario
 from thalweg.lab import Lab
 
@@ -22,9 +22,7 @@ def row(name: str, scenario_name: str) -> dict[str, Any]:
     lab = Lab.of(scenario.cluster, name=name)
     try:
         lab.up()
-        rows = compare(
-            replace(scenario, syncs=("dssync",)), in_lab(lab, scenario.events), lambda *_: None
-        )
+        rows = compare(replace(scenario, syncs=("dssync",)), lab, lambda *_: None)
     finally:
         lab.down()
     [found] = rows
@@ -59,7 +57,8 @@ def test_nothing_is_named_where_nothing_is_slow(name: str) -> None:
     lab = Lab.of(scenario.cluster, name=name)
     try:
         lab.up()
-        [found] = compare(replace(scenario, syncs=("dssync",)), in_lab(lab, ()), lambda *_: None)
+        quiet = replace(scenario, syncs=("dssync",), events=())
+        [found] = compare(quiet, lab, lambda *_: None)
     finally:
         lab.down()
     [adjustments] = found["adjustments"]

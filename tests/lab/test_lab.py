@@ -139,7 +139,7 @@ def test_hosts_have_names_addresses_and_reach_each_other(lab_of: LabOf) -> None:
     here = socket.gethostname()
     lab = lab_of(racks=2, hosts=[2, 1])
     results = lab.run(work, timeout="60s")
-    addresses = [lab.wiring.address(f"host{rank}") for rank in range(3)]
+    addresses = [lab.wiring.hosts[f"host{rank}"] for rank in range(3)]
     assert [result["hostname"] for result in results] == ["host0", "host1", "host2"]
     for rank, result in enumerate(results):
         assert result["callers"] == sorted(set(addresses) - {addresses[rank]})
@@ -176,8 +176,8 @@ def test_two_labs_at_once_have_the_same_addresses_and_do_not_meet(
         return float(total.item())
 
     with Lab(hosts=2, name=new_name()) as one, Lab(hosts=2, name=new_name()) as other:
-        address = one.wiring.address("host0")
-        assert address == other.wiring.address("host0")
+        address = one.wiring.hosts["host0"]
+        assert address == other.wiring.hosts["host0"]
         with inside(one.wiring.host("host0")):
             listener = socket.create_server((address, 5000))
         with listener:

@@ -16,7 +16,7 @@ NBYTES = 100_000
 def carried(lab: Lab, source: int, target: int, nbytes: int) -> bytes:
     """What arrives of so many zeros."""
     wiring = lab.wiring
-    address = wiring.address(wiring.cluster.host(target).name)
+    address = wiring.hosts[wiring.cluster.host(target).name]
     with inside(wiring.host_of(target)):
         listener = socket.create_server((address, 0))
     with inside(wiring.host_of(source)):

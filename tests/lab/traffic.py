@@ -26,7 +26,7 @@ class Stream:
     def __init__(self, lab: Lab, source: int, target: int) -> None:
         wiring = lab.wiring
         with inside(wiring.host_of(target)):
-            listener = socket.create_server((wiring.address(lab.cluster.host(target).name), 0))
+            listener = socket.create_server((wiring.hosts[lab.cluster.host(target).name], 0))
         with listener:
             with inside(wiring.host_of(source)):
                 self.sender = socket.create_connection(listener.getsockname(), PATIENCE)
@@ -87,7 +87,7 @@ class Post:
         for rank in (one, other):
             with inside(lab.wiring.host_of(rank)):
                 self.ends[rank] = socket.socket(type=socket.SOCK_DGRAM)
-                self.ends[rank].bind((lab.wiring.address(lab.cluster.host(rank).name), 0))
+                self.ends[rank].bind((lab.wiring.hosts[lab.cluster.host(rank).name], 0))
 
     def __enter__(self) -> Self:
         return self

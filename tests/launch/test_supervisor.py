@@ -25,8 +25,9 @@ from typer.testing import CliRunner
 
 from thalweg.cli import train
 from thalweg.errors import PeerLost, PlanError, UsageError, WorkerFailed
-from thalweg.launch.launcher_variables import open_store, read_rank_assignment
+from thalweg.launch.launcher_variables import read_rank_assignment
 from thalweg.launch.place import Place
+from thalweg.launch.store import open_store
 from thalweg.launch.supervisor import SendMessage, run_command, run_workers
 from thalweg.launch.worker_group import WorkerGroup
 from thalweg.launch.worker_process import RESTARTS_VARIABLE

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from thalweg.errors import PeerFailed, RunError
 from thalweg.launch.place import HERE
-from thalweg.launch.store_process import fork_store
+from thalweg.launch.store import fork_store
 from thalweg.launch.worker_process import fork_guard
 from thalweg.members.abort import AbortFlag
 from thalweg.transports.store_client import StoreClient
@@ -111,7 +111,7 @@ def test_a_store_that_is_gone_counts_as_raised() -> None:
 def store_process() -> Iterator[tuple[int, int]]:
     """The pid and the port of a store in a process of its own."""
     guard, registrations = fork_guard()
-    store, port = fork_store(HERE, registrations)
+    store, port = fork_store(HERE, registrations, port=0, to_close=())
     try:
         yield store, port
     finally:

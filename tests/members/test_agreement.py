@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from thalweg.errors import RunError
-from thalweg.launch.launcher_variables import open_store, read_rank_assignment
+from thalweg.launch.launcher_variables import read_rank_assignment
+from thalweg.launch.store import open_store
 from thalweg.launch.supervisor import SendMessage, run_workers
 from thalweg.members.agreement import SEAL_HISTORY_COUNT, Agreement, Change
 

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from thalweg.errors import Interrupted, RunError, RunIsOver
-from thalweg.members import membership
+from thalweg.members import failure_detector, membership
 from thalweg.members.failure_detector import FIRST_HANG_TIMEOUT_SECONDS, RENDEZVOUS_KEY, Heartbeat
 from thalweg.members.membership import (
     COLLECTIVE_MISMATCH_REMEDY,
@@ -138,6 +138,27 @@ def test_one_that_does_not_come_is_left_out() -> None:
     assert (membership_epoch.number, membership_epoch.members) == (2, (0, 2, 3))
     assert membership_epoch.left == {1: SILENT}
     assert (membership_epoch.donor, membership_epoch.recipients) == (3, (0, 2))
+
+
+def test_a_broken_connection_that_one_member_reports_counts_for_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first member publishes the epoch, and no connection of its own broke."""
+    monkeypatch.setattr(membership, "EPOCH_WRITER_GRACE_SECONDS", PATIENCE)
+    monkeypatch.setattr(failure_detector, "MIN_SILENCE_TIMEOUT_SECONDS", PATIENCE)
+    store = tcp_store()
+    members = [Membership(store, rank, 3, PATIENCE) for rank in range(3)]
+    try:
+        wait_until(lambda: all(2 in m.heartbeat.detector._peers for m in members[:2]))
+        members[2].close()
+        members[1].note_lost_messages(2)
+        with ThreadPoolExecutor(2) as threads:
+            found = list(threads.map(lambda m: m.rendezvous(MemberStatus()), members[:2]))
+    finally:
+        for member in members:
+            member.close()
+    assert [epoch.members for epoch in found] == [(0, 1), (0, 1)]
+    assert found[0].left[2].startswith("connections broke, silent for")
 
 
 def test_one_that_lives_is_waited_for() -> None:

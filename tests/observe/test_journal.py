@@ -82,14 +82,12 @@ def test_a_full_disk_ends_the_recording_with_one_line(
             journal.add([step_of(number, computing=0.1)])
     assert len(caplog.records) == 1
     assert "No space left" in caplog.text
-    assert not journal.is_open
     journal.close()
 
 
 def test_a_folder_that_cannot_be_made_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
     journal = Journal(tmp_path / "file" / "folder", 3)
-    assert not journal.is_open
     journal.add([OPENING])
     assert len(caplog.records) == 1
 

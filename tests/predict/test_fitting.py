@@ -71,9 +71,9 @@ def made(cluster: Cluster, machine: Machine, latency: float) -> Iterator[Network
 def seconds_of(flows: FlowSimulator, together: Sequence[Schedule]) -> float:
     ends: list[float] = []
     for schedule in together:
-        exchange = flows.exchange(schedule, lambda _: ends.append(flows.now))
+        exchange = flows.exchange(schedule)
         for rank in schedule.ranks:
-            exchange.start(rank)
+            exchange.start(rank, lambda: ends.append(flows.now))
     flows.run()
     return max(ends)
 

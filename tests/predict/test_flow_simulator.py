@@ -55,9 +55,9 @@ def begin(flows: FlowSimulator, schedule: Schedule, when: float = 0.0) -> dict[i
     def ended(rank: int) -> None:
         ends[rank] = flows.now
 
-    exchange = flows.exchange(schedule, ended)
+    exchange = flows.exchange(schedule)
     for rank in schedule.ranks:
-        flows.at(when, partial(exchange.start, rank))
+        flows.at(when, partial(exchange.start, rank, partial(ended, rank)))
     return ends
 
 
@@ -191,7 +191,7 @@ def test_a_wait_in_a_circle_is_refused() -> None:
 def test_who_never_starts_is_no_mistake() -> None:
     flows = FlowSimulator(Cluster.flat(2))
     exchange = flows.exchange(letters((0, 1, 1)))
-    exchange.start(1)
+    exchange.start(1, lambda: None)
     flows.run()
     assert flows.now == 0.0
 

@@ -19,9 +19,7 @@ from thalweg.probing.racks_by_bandwidth import ContentionProbe, UplinkSharing, r
 
 def inferred(cluster: Cluster, seed: int, at_once: int = 6) -> tuple[UplinkSharing, Simulated]:
     network = Simulated(cluster, seed=seed, at_once=at_once)
-    contention = ContentionProbe(network, Random(seed))
-    contention.measure_hosts()
-    return racks_by_rates(contention), network
+    return racks_by_rates(ContentionProbe(network, Random(seed))), network
 
 
 def in_seats(cluster: Cluster, slow: int, rate: str) -> list[str]:

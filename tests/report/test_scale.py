@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thalweg.report.chart import LineChart, Mark, Scale, add_chart, scale_of, spread, value_at
+from thalweg.report.chart import LineChart, Mark, Scale, add_chart, scale_of, spread
 
 POSITIVE = st.floats(1e-6, 1e12)
 
@@ -51,11 +51,6 @@ def test_labels_keep_apart_in_their_order(places: list[float]) -> None:
 
 def test_labels_that_are_apart_stay() -> None:
     assert spread([80, 10, 40], 15, 0, 100) == [80, 10, 40]
-
-
-def test_a_value_between_two_points_and_beyond_the_last() -> None:
-    assert value_at([1, 100], [10, 0.1], 50.5) == pytest.approx(5.05)
-    assert value_at([1, 100], [10, 0.1], 1000) == 0.1
 
 
 @pytest.mark.parametrize("logarithmic", [False, True])

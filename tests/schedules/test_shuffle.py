@@ -40,7 +40,7 @@ def contended(draw: st.DrawFn) -> Group:
 
 
 def table(group: Group, first: int = 0, most: int = LOOKED_AT) -> Table:
-    steps = range(first, first + min(shuffle.period(group), most))
+    steps = range(first, first + min(shuffle.choose_table(group).period, most))
     return [[(m.ranks, m.lasts) for m in shuffle.groups(group, step)] for step in steps]
 
 
@@ -59,7 +59,7 @@ def pauses(group: Group, steps: Table) -> list[int]:
 
 
 def assert_sound(group: Group) -> None:
-    period, steps = shuffle.period(group), table(group)
+    period, steps = shuffle.choose_table(group).period, table(group)
     assert table(group, period) == steps
     busy = dict.fromkeys(group.ranks, -1)
     for step, meetings in enumerate(steps):
@@ -73,7 +73,7 @@ def assert_sound(group: Group) -> None:
         return  # the rest would have to be looked at too
     assert all(until < period for until in busy.values())
     assert connected(group.ranks, [[ranks for ranks, _ in meetings] for meetings in steps])
-    if shuffle.adopted(group) and group.size > 1:
+    if shuffle.choose_table(group).contention and group.size > 1:
         assert max(pauses(group, steps)) <= MAX_WINDOW_STEPS
 
 
@@ -102,7 +102,7 @@ def test_a_pause_at_the_end_of_a_period_counts() -> None:
     cluster = Cluster.regular([4, 3, 3])
     group = Group(tuple(range(10)), cluster, slow)
     assert_sound(group)
-    assert shuffle.adopted(group) == slow.at_most(4)
+    assert shuffle.choose_table(group).contention == slow.at_most(4)
 
 
 @pytest.mark.parametrize("racks", [2, 3, 4])
@@ -126,7 +126,7 @@ def racks_of(ranks: tuple[int, ...]) -> tuple[int, ...]:
 def test_pairs_of_racks_rotate() -> None:
     """Fixed pairs of more than two racks never mix."""
     group = Group.everybody(Cluster.regular([4] * 4, nic="1gbit", uplink="500mbit"))
-    assert shuffle.adopted(group) == ContendedLinks(pairs=True)
+    assert shuffle.choose_table(group).contention == ContendedLinks(pairs=True)
     steps = [[ranks for ranks, _ in meetings] for meetings in table(group)]
     assert len(steps) == 12
     met = {racks_of(ranks) for meetings in steps for ranks in meetings}

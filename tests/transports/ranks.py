@@ -12,7 +12,7 @@ from tests.threads import run_threads
 from thalweg.launch.supervisor import SendMessage, run_workers
 from thalweg.members.abort import AbortFlag
 from thalweg.members.world import World
-from thalweg.transports import Label, Transport
+from thalweg.transports import Address, Array, Label, Transport
 
 KINDS = ("memory", "tcp")
 LABEL = Label(0, 0, 0, 1)
@@ -48,10 +48,14 @@ def in_a_process(work: Callable[[], Mapping[str, Any] | None]) -> dict[str, Any]
     return result
 
 
+def next_message(transport: Transport, peer: int, label: Label, deadline: float) -> Array:
+    return transport.receive_any([Address(peer, label)], deadline)[1]
+
+
 def tell(transport: Transport, peer: int, number: int = 0) -> None:
     """A sign for `hear`, beside the messages of a test."""
     transport.send(peer, Label(10**6, number, 0, 1), np.zeros(1), soon()).wait(soon())
 
 
 def hear(transport: Transport, peer: int, number: int = 0) -> None:
-    transport.receive(peer, Label(10**6, number, 0, 1), soon())
+    next_message(transport, peer, Label(10**6, number, 0, 1), soon())

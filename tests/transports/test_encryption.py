@@ -18,7 +18,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.transports.ranks import LABEL, in_a_process, soon
+from tests.transports.ranks import LABEL, in_a_process, next_message, soon
 from tests.transports.strangers import (
     Eavesdropper,
     Meddle,
@@ -35,7 +35,7 @@ from thalweg.transports import Label, RejectionReason, TcpTransport, cipher, end
 from thalweg.transports.best_effort import BestEffortMessage, BestEffortTransport, MessageKind
 from thalweg.transports.cipher import KEY_NBYTES, RECORD_NBYTES, TAG_NBYTES, RecordCipher
 from thalweg.transports.peer_record import PeerRecord, RecordSigner
-from thalweg.transports.rejections import RejectionCounter
+from thalweg.transports.rejections import USUAL_REASONS, RejectionCounter
 from thalweg.transports.security import SecurityConfig
 from thalweg.transports.tcp import TCP_HEADER_STRUCT, TCP_PURPOSE
 
@@ -90,7 +90,7 @@ def exchange(one: TcpTransport, other: TcpTransport) -> None:
     for source, target in ((one, other), (other, one)):
         for array in (LARGE, np.array([7]), np.zeros(0)):
             sending = source.send(target.rank, LABEL, array, soon())
-            came = target.receive(source.rank, LABEL, soon())
+            came = next_message(target, source.rank, LABEL, soon())
             np.testing.assert_array_equal(came.view(array.dtype), array)
             sending.wait(soon())
 
@@ -110,7 +110,7 @@ def refusals(transport: TcpTransport) -> int:
 
 def nothing_comes(transport: TcpTransport, sender: int) -> None:
     with pytest.raises(PeerLate):
-        transport.receive(sender, LABEL, monotonic() + 0.2)
+        next_message(transport, sender, LABEL, monotonic() + 0.2)
 
 
 def message(payload: bytes, nbytes: int | None = None) -> tuple[bytes, bytes]:
@@ -209,7 +209,7 @@ def test_a_member_speaks_in_its_own_name_alone() -> None:
             until(lambda: RejectionReason.STRANGER in here.refused)
             with calling(own, record_of(store, 0)) as itself:
                 itself.say(*message(b"in its own name"))
-                assert here.receive(2, LABEL, soon()).tobytes() == b"in its own name"
+                assert next_message(here, 2, LABEL, soon()).tobytes() == b"in its own name"
             nothing_comes(here, 1)
             assert here.refused == {RejectionReason.STRANGER: 1}
             exchange(here, there)
@@ -254,7 +254,7 @@ def test_what_a_member_says_that_is_none_of_a_member(
                 assert mad.is_dropped()
             nothing_comes(here, 1)
             assert here.refused == {why: 1}
-            if why.is_suspicious:
+            if why not in USUAL_REASONS:
                 assert lines[0].startswith(f"rank 0 rejected {why.value}, from rank 1 (1 so far)")
             exchange(here, there)
             assert not there._wire.outbound[0].has_broken
@@ -272,7 +272,7 @@ def test_what_is_played_back_says_nothing() -> None:
             store.set(MINE.key_of(0), MINE.write(replace(where, endpoint=tap.endpoint)))
             for value in range(20):
                 there.send(0, LABEL, np.full(10_000, value), soon()).wait(soon())
-                assert here.receive(1, LABEL, soon()).view("i8")[0] == value
+                assert next_message(here, 1, LABEL, soon()).view("i8")[0] == value
             [recording] = tap.recordings
             assert len(recording) > 20 * 80_000
             assert bytes(np.full(100, 3)) not in bytes(recording)
@@ -286,7 +286,7 @@ def test_what_is_played_back_says_nothing() -> None:
             }
             assert here.refused[RejectionReason.TAMPERED]
             there.send(0, LABEL, np.array([99]), soon())
-            assert here.receive(1, LABEL, soon()).view("i8")[0] == 99
+            assert next_message(here, 1, LABEL, soon()).view("i8")[0] == 99
             tap.close()
 
     in_a_process(work)
@@ -359,7 +359,7 @@ def test_what_changes_on_its_way_breaks_the_connection(
             tap = Meddler(where.endpoint)
             store.set(MINE.key_of(0), MINE.write(replace(where, endpoint=tap.endpoint)))
             there.send(0, LABEL, np.full(SEVERAL, 7, np.uint8), soon()).wait(soon())
-            assert here.receive(1, LABEL, soon())[-1] == 7
+            assert next_message(here, 1, LABEL, soon())[-1] == 7
             outbound = there._wire.outbound[0]
             tap.meddle = meddle
             there.send(0, LABEL, np.full(SEVERAL, 8, np.uint8), soon())
@@ -367,11 +367,11 @@ def test_what_changes_on_its_way_breaks_the_connection(
             nothing_comes(here, 1)
             tap.meddle = leave_alone
             assert here.refused == {why: 1}
-            if why.is_suspicious:
+            if why not in USUAL_REASONS:
                 assert lines[0].startswith(f"rank 0 rejected {why.value}, from rank 1 (1 so far)")
             until(lambda: outbound.has_broken and outbound.down_since is None)
             there.send(0, LABEL, np.full(SEVERAL, 9, np.uint8), soon()).wait(soon())
-            assert set(here.receive(1, LABEL, soon())) == {9}
+            assert set(next_message(here, 1, LABEL, soon())) == {9}
             tap.close()
 
     in_a_process(work)
@@ -433,7 +433,7 @@ def test_strangers_neither_ask_the_store_nor_keep_a_worker_out() -> None:
             back = opened(1, store)
             stack.callback(back.close)
             back.send(0, Label(1, 0, 0, 1), LARGE, soon())
-            here.receive(1, Label(1, 0, 0, 1), soon())
+            next_message(here, 1, Label(1, 0, 0, 1), soon())
 
     in_a_process(work)
 
@@ -449,7 +449,7 @@ def test_a_worker_that_is_back_gets_in_at_once(secret: bytes | None) -> None:
             ranks[1].close()
             ranks[1] = opened(1, store, secret)
             ranks[1].send(0, LABEL, LARGE, soon())
-            ranks[0].receive(1, LABEL, soon())
+            next_message(ranks[0], 1, LABEL, soon())
             exchange(*ranks)
             assert not ranks[0].refused
 
@@ -507,7 +507,7 @@ def test_keys_change_and_messages_go_on() -> None:
                 for nbytes in (0, 100, SEVERAL):
                     array = np.full(nbytes, value, np.uint8)
                     sending = there.send(0, LABEL, array, soon())
-                    np.testing.assert_array_equal(here.receive(1, LABEL, soon()), array)
+                    np.testing.assert_array_equal(next_message(here, 1, LABEL, soon()), array)
                     sending.wait(soon())
             exchange(here, there)
             assert not here.refused

@@ -15,19 +15,19 @@ from time import monotonic
 import numpy as np
 from thalweg.errors import PeerLost
 from thalweg.members.world import World
-from thalweg.transports import Label
+from thalweg.transports import Address, Label
 world = World.join(30)
 rank, label, array = world.rank, Label(0, 0, 0, 1), np.ones(300_000)
 transport = world.transport()
 for _ in range(3):
     sending = transport.send((rank + 1) % 3, label, array, monotonic() + 30)
-    transport.receive((rank + 2) % 3, label, monotonic() + 30)
+    transport.receive_any([Address((rank + 2) % 3, label)], monotonic() + 30)
     sending.wait(monotonic() + 30)
 if sys.argv[1:] == ["die"]:
     if rank == 2:
         os.kill(os.getpid(), 9)
     try:
-        transport.receive(2, label, monotonic() + 30)
+        transport.receive_any([Address(2, label)], monotonic() + 30)
     except PeerLost:
         print("lost", flush=True)
 print("end", flush=True)

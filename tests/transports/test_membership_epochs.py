@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 
 from tests.faulty import FaultyTransport
-from tests.transports.ranks import LABEL, in_a_process, soon
+from tests.transports.ranks import LABEL, in_a_process, next_message, soon
 from thalweg.errors import PeerLate, PeerLost, TransportClosed, TransportError
 from thalweg.transports import (
     Address,
@@ -53,12 +53,12 @@ def send(source: Transport, target: Transport, value: int, label: Label = LABEL)
 
 
 def receive(source: Transport, target: Transport, label: Label = LABEL) -> int:
-    return int(target.receive(source.rank, label, soon()).view("i8")[0])
+    return int(next_message(target, source.rank, label, soon()).view("i8")[0])
 
 
 def nothing_comes(source: Transport, target: Transport) -> None:
     with pytest.raises(PeerLate):
-        target.receive(source.rank, LABEL, monotonic() + 0.2)
+        next_message(target, source.rank, LABEL, monotonic() + 0.2)
 
 
 @on_both
@@ -136,7 +136,7 @@ def test_one_that_is_not_a_member_is_fenced_off(network: Network) -> None:
             assert receive(there, here) == 8
             text = "rank 2 isn't in membership epoch 1 of rank 0; exchange"
             with pytest.raises(TransportError, match=text):
-                here.receive(2, LABEL, soon())
+                next_message(here, 2, LABEL, soon())
             with pytest.raises(TransportError, match=text):
                 here.send(2, LABEL, np.zeros(1), soon())
             for transport in (here, there, outside):
@@ -210,7 +210,7 @@ def test_what_is_sent_while_an_epoch_ends_is_given_back() -> None:
             array.fill(1)
             there.enter_epoch(1, [0, 1])
             sending = here.send(1, LABEL, array, soon())
-            came = there.receive(0, LABEL, soon()).view(array.dtype)
+            came = next_message(there, 0, LABEL, soon()).view(array.dtype)
             assert (came.min(), came.max()) == (1, 1)
             sending.wait(soon())
             nothing_comes(here, there)
@@ -226,7 +226,7 @@ def test_a_member_that_is_back_elsewhere_is_found_in_the_next_epoch() -> None:
         assert receive(here, there) == 1
         there.close()
         with pytest.raises(PeerLost) as caught:
-            here.receive(1, LABEL, soon())
+            next_message(here, 1, LABEL, soon())
         assert caught.value.peer == 1
         here.enter_epoch(1, [0])
         there = TcpTransport(1, store, grace=0.5)

@@ -8,7 +8,7 @@ from time import monotonic
 import numpy as np
 import pytest
 
-from tests.transports.ranks import KINDS, LABEL, hear, run_ranks, soon, tell
+from tests.transports.ranks import KINDS, LABEL, hear, next_message, run_ranks, soon, tell
 from thalweg.errors import PeerLate, TransportClosed
 from thalweg.transports import Address, Array, Label, Sending, Transport
 
@@ -41,7 +41,7 @@ def test_messages_under_one_label_keep_their_order(kind: str) -> None:
         else:
             for array in arrays:
                 np.testing.assert_array_equal(
-                    transport.receive(0, LABEL, soon()).view(array.dtype), array
+                    next_message(transport, 0, LABEL, soon()).view(array.dtype), array
                 )
 
     run_ranks(kind, 2, work)
@@ -72,7 +72,7 @@ def test_other_labels_and_other_senders_are_left_where_they_are(kind: str) -> No
             for peer in (1, 2):
                 hear(transport, peer)  # all that it sent came before
             for peer, label in ((1, LABEL), (2, LABEL), (1, other)):
-                value = transport.receive(peer, label, soon()).view("i8")[0]
+                value = next_message(transport, peer, label, soon()).view("i8")[0]
                 assert value == 10 * peer + label.round
         else:
             for label in (other, LABEL):
@@ -92,12 +92,12 @@ def test_a_deadline_passes_and_what_is_late_still_comes(kind: str) -> None:
             start = monotonic()
             text = r"rank 0 timed out waiting for rank 1 \(step 7, round 3\); look at"
             with pytest.raises(PeerLate, match=text) as caught:
-                transport.receive(1, label, start + 0.3)
+                next_message(transport, 1, label, start + 0.3)
             assert monotonic() - start >= 0.3
             late = caught.value
             assert (late.rank, late.peers, late.step, late.round_number) == (0, (1,), 7, 3)
             tell(transport, 1)
-            assert transport.receive(1, label, soon()).view("i8")[0] == 5
+            assert next_message(transport, 1, label, soon()).view("i8")[0] == 5
         else:
             hear(transport, 0)
             transport.send(0, label, np.array([5]), soon()).wait(soon())
@@ -125,7 +125,7 @@ def test_closing_wakes_who_waits_and_ends_all_use(kind: str) -> None:
             closing = Timer(0.1, transport.close)
             closing.start()
             with pytest.raises(TransportClosed, match="rank 0 receives after close"):
-                transport.receive(1, LABEL, soon())
+                next_message(transport, 1, LABEL, soon())
             closing.join()
             transport.close()  # again
             with pytest.raises(TransportClosed, match="rank 0 sends after close"):
@@ -146,7 +146,7 @@ def test_what_was_sent_before_close_arrives(kind: str) -> None:
             transport.close()
         else:
             for _ in range(5):
-                np.testing.assert_array_equal(transport.receive(0, LABEL, soon()), array)
+                np.testing.assert_array_equal(next_message(transport, 0, LABEL, soon()), array)
 
     run_ranks(kind, 2, work)
 
@@ -162,7 +162,7 @@ def test_all_sizes_there_and_back(kind: str) -> None:
             label = Label(step, 0, 0, 1)
             mine, its = (noise(nbytes, rank) for rank in (transport.rank, other))
             sending = transport.send(other, label, mine, soon())
-            came = transport.receive(other, label, soon())
+            came = next_message(transport, other, label, soon())
             assert came.nbytes == nbytes
             np.testing.assert_array_equal(in_bytes(came), its)
             sending.wait(soon())
@@ -182,7 +182,7 @@ def test_any_array_is_sent_as_it_reads(kind: str) -> None:
             if transport.rank == 0:
                 transport.send(1, LABEL, array, soon()).wait(soon())
             else:
-                came = transport.receive(0, LABEL, soon())
+                came = next_message(transport, 0, LABEL, soon())
                 assert in_bytes(came.reshape(-1)).tobytes() == array.tobytes()
 
     run_ranks(kind, 2, work)
@@ -199,7 +199,7 @@ def test_thousands_of_small_messages(kind: str) -> None:
                 transport.send(1, label, np.array([label.start]), soon()).wait(soon())
         else:
             for label in reversed(labels):
-                assert transport.receive(0, label, soon()).view("i8")[0] == label.start
+                assert next_message(transport, 0, label, soon()).view("i8")[0] == label.start
 
     run_ranks(kind, 2, work)
 
@@ -215,7 +215,7 @@ def test_two_that_send_more_than_queues_hold_before_either_receives(kind: str, n
         wait_for([transport.send(other, LABEL, array, soon()) for _ in range(MANY)])
         expected = noise(nbytes, other).tobytes()
         for _ in range(MANY):
-            assert transport.receive(other, LABEL, soon()).tobytes() == expected
+            assert next_message(transport, other, LABEL, soon()).tobytes() == expected
 
     run_ranks(kind, 2, work)
 
@@ -238,7 +238,7 @@ def test_what_changes_after_the_wait_does_not_change_what_arrives(kind: str) -> 
             else:
                 hear(transport, 0, step)
                 for value in range(8):
-                    came = transport.receive(0, label, soon())
+                    came = next_message(transport, 0, label, soon())
                     assert came.nbytes == nbytes
                     assert came.min() == came.max() == value
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 
-from tests.transports.ranks import LABEL, hear, in_a_process, soon, tell
+from tests.transports.ranks import LABEL, hear, in_a_process, next_message, soon, tell
 from tests.transports.strangers import Receiver, calling, port_of, strange_identity
 from thalweg.errors import PeerLate, PeerLost, TransportError
 from thalweg.transports import Address, Label, RejectionReason, TcpTransport, endpoint
@@ -79,7 +79,7 @@ def exchange(one: TcpTransport, other: TcpTransport) -> None:
     for source, target in ((one, other), (other, one)):
         for array in (LARGE, np.array([7])):
             sending = source.send(target.rank, LABEL, array, soon())
-            came = target.receive(source.rank, LABEL, soon())
+            came = next_message(target, source.rank, LABEL, soon())
             np.testing.assert_array_equal(came.view(array.dtype), array)
             sending.wait(soon())
 
@@ -116,7 +116,7 @@ def test_strangers_are_ignored() -> None:
             until(lambda: sum(ranks[0].refused.values()) >= 9)
             assert ranks[0].refused == expected
             with pytest.raises(PeerLate):
-                ranks[0].receive(1, LABEL, monotonic() + 0.05)
+                next_message(ranks[0], 1, LABEL, monotonic() + 0.05)
             exchange(ranks[0], ranks[1])
 
     in_a_process(work)
@@ -127,7 +127,7 @@ def test_who_says_who_it_is_is_believed_where_nothing_is_encrypted() -> None:
         with plain(0, 1) as (store, ranks):
             with calling(strange_identity(9, encrypted=False), record_of(store, 0)) as ninth:
                 ninth.say(header(5), b"hello")
-                assert ranks[0].receive(9, LABEL, soon()).tobytes() == b"hello"
+                assert next_message(ranks[0], 9, LABEL, soon()).tobytes() == b"hello"
             assert not ranks[0].refused
 
     in_a_process(work)
@@ -141,7 +141,7 @@ def test_a_message_longer_than_memory_ends_its_connection_alone(transports: Open
             with calling(listening.identity, ranks[0]._wire.endpoint.record) as mad:
                 mad.say(header(1 << 60), b"x")
                 with pytest.raises(PeerLate):
-                    ranks[0].receive(1, LABEL, monotonic() + 0.2)
+                    next_message(ranks[0], 1, LABEL, monotonic() + 0.2)
                 assert mad.is_dropped()
             assert ranks[0].refused == {RejectionReason.TOO_LARGE: 1}
             exchange(ranks[0], ranks[1])
@@ -200,7 +200,7 @@ def test_waiting_for_one_that_is_gone_fails(transports: Opener) -> None:
             for rank in (0, 1):
                 text = rf"rank {rank} lost its connection to rank 2 .* ago; look at what happened"
                 with pytest.raises(PeerLost, match=text) as caught:
-                    ranks[rank].receive(2, LABEL, soon())
+                    next_message(ranks[rank], 2, LABEL, soon())
                 assert caught.value.peer == 2
             exchange(ranks[0], ranks[1])  # the others go on
 
@@ -237,7 +237,7 @@ def test_one_that_is_gone_harms_nobody_who_does_not_need_it(transports: Opener) 
             exchange(ranks[0], ranks[2])
             ranks[2].close()
             with pytest.raises(PeerLate, match="for rank 1"):
-                ranks[0].receive(1, LABEL, monotonic() + GRACE + 0.5)
+                next_message(ranks[0], 1, LABEL, monotonic() + GRACE + 0.5)
             exchange(ranks[0], ranks[1])
 
     in_a_process(work)
@@ -252,7 +252,7 @@ def test_what_a_dead_peer_sent_before_is_taken_first(transports: Opener) -> None
             hear(ranks[0], 1)
             ranks[1].close()
             for value in range(3):
-                assert ranks[0].receive(1, LABEL, soon()).view("i8")[0] == value
+                assert next_message(ranks[0], 1, LABEL, soon()).view("i8")[0] == value
 
     in_a_process(work)
 
@@ -274,7 +274,7 @@ def test_queues_are_bounded(nbytes: int, transports: Opener) -> None:
             with pytest.raises(PeerLate, match="for rank 1"):
                 send_for_ever()
             for _ in range(sent):  # and none of it is lost
-                ranks[1].receive(0, LABEL, soon())
+                next_message(ranks[1], 0, LABEL, soon())
             exchange(ranks[0], ranks[1])
             return {"sent": sent}
 
@@ -286,7 +286,7 @@ def test_a_rank_that_never_opens_is_late(transports: Opener) -> None:
         with transports(0) as (_, ranks):
             for call in (
                 lambda: ranks[0].send(1, Label(4, 0, 0, 1), LARGE, monotonic() + 0.2),
-                lambda: ranks[0].receive(1, Label(4, 0, 0, 1), monotonic() + 0.4),
+                lambda: next_message(ranks[0], 1, Label(4, 0, 0, 1), monotonic() + 0.4),
             ):
                 with pytest.raises(
                     PeerLate, match=r"rank 0 timed out waiting for rank 1 \(step 4, round 0\)"
@@ -347,7 +347,7 @@ def test_without_descriptors_it_goes_on_when_there_are_some() -> None:
             sleep(0.5)
             for each in held:
                 each.close()
-            assert ranks[1].receive(0, LABEL, soon()).view("i8")[0] == 1
+            assert next_message(ranks[1], 0, LABEL, soon()).view("i8")[0] == 1
 
     in_a_process(work)
 

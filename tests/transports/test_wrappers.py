@@ -12,7 +12,7 @@ from tests.faulty import Effect, Fault, FaultyTransport
 from tests.running import execute
 from tests.schedules.test_topologies import VARIANTS, build
 from tests.threads import run_threads
-from tests.transports.ranks import KINDS, run_ranks
+from tests.transports.ranks import KINDS, next_message, run_ranks
 from thalweg.engine.execute import RankProgram, flat
 from thalweg.errors import PeerLate, TransportError
 from thalweg.facts import Cluster
@@ -118,7 +118,7 @@ def test_each_fault_strikes_its_message_alone() -> None:
     for step in range(5):
         for move in range(3):
             try:
-                recorded.receive(0, Label(step, 0, move, move + 1), monotonic() + 0.01)
+                next_message(recorded, 0, Label(step, 0, move, move + 1), monotonic() + 0.01)
             except PeerLate:
                 lost.append((step, move))
     assert lost == struck

@@ -25,13 +25,13 @@ from thalweg.bench.run_everywhere import (
 from thalweg.bench.simulated_compute import ComputeSleeper, SimulatedCompute
 from thalweg.engine.engine import Engine
 from thalweg.facts import Cluster, Situation, format_situation, parse_situation
+from thalweg.launch.worker_group import SupervisorHook
 from thalweg.members.world import World
 from thalweg.plan import Choice
 from thalweg.probing.calibration import Progress, calibrate
 from thalweg.training import Run, attach
 from thalweg.training.auto.profile import Profile, ProfileResult, merged
-from thalweg.workloads import Job
-from thalweg.workloads.job import describe
+from thalweg.workloads import Job, describe
 
 UNSYNCHRONIZED_PLAN = "local_sgd(every=1000000)"
 CALIBRATION_JOB_STEPS = 12
@@ -54,36 +54,42 @@ def calibrate_at(
     declared: Cluster | None,
     codecs: Sequence[Choice],
     progress: NotedProgress,
+    *,
+    steps: int = CALIBRATION_JOB_STEPS,
+    injection: SimulatedCompute | None = None,
+    director: SupervisorHook | None = None,
 ) -> JobCalibration | None:
-    """The calibration of a deployment; None if this process is a launched rank other than 0."""
+    """The calibration of a deployment; None if this process is a launched rank other than 0.
+
+    `director` applies events to the deployment's workers.
+    """
 
     def work(rank: int, report: Report) -> Result:
-        found = calibrate_job(job, declared, codecs, report)
-        rest = {"spread": found.spread, "seconds": found.seconds}
-        return {"texts": format_situation(found.situation), **rest} if rank == 0 else {}
+        found = _calibrate(job, declared, codecs, report, steps, injection)
+        return found if rank == 0 else {}
 
     packed = run_everywhere(
         deployment,
         work,
         lambda what, done, total: progress(done, total or done + 1, what),
         timeout=CALIBRATION_TIMEOUT_SECONDS,
+        director=director,
     )[0]
     if not packed:
         return None
     return JobCalibration(situation=parse_situation(packed.pop("texts")), **packed)
 
 
-def calibrate_job(
+def _calibrate(
     job: Job,
     declared: Cluster | None,
     codecs: Sequence[Choice],
-    progress: Progress = lambda what, done, total: None,
-    *,
-    steps: int = CALIBRATION_JOB_STEPS,
-    injection: SimulatedCompute | None = None,
-) -> JobCalibration:
+    progress: Progress,
+    steps: int,
+    injection: SimulatedCompute | None,
+) -> Result:
     """Calibrate the network and profile the job. Every rank of a run calls this at the same time,
-    and all get the same result."""
+    and all get the same result: a `JobCalibration` with its situation as texts."""
     start = monotonic()
     world = World.join(CALIBRATION_SLACK_SECONDS)
     abort_flag = world.abort_flag()
@@ -103,35 +109,26 @@ def calibrate_job(
     finally:
         engine.close()
     progress("steps", 0, steps)
-    profiled = profile_job(job, steps, injection=injection)
+    profiled = _profile(job, steps, injection)
     progress("steps", steps, steps)
     cluster = profiled.with_straggler_delays(measured.cluster)
-    return JobCalibration(
-        situation=replace(measured, cluster=cluster, workload=profiled.workload),
-        spread=profiled.spread,
-        seconds=monotonic() - start,
-    )
+    situation = replace(measured, cluster=cluster, workload=profiled.workload)
+    return {
+        "texts": format_situation(situation),
+        "spread": profiled.spread,
+        "seconds": monotonic() - start,
+    }
 
 
-def profile_job(
-    job: Job,
-    steps: int = CALIBRATION_JOB_STEPS,
-    *,
-    seed: int = 0,
-    injection: SimulatedCompute | None = None,
-) -> ProfileResult:
+def _profile(job: Job, steps: int, injection: SimulatedCompute | None) -> ProfileResult:
     """Profile steps of the job. Every rank of a run calls this at the same time, and all get the
     same result."""
-    model = job.model(seed)
+    model = job.model()
     optimizer = job.optimizer(p for p in model.parameters() if p.requires_grad)
-    run = attach(
-        model, optimizer, plan=UNSYNCHRONIZED_PLAN, data=job.data, batch=job.batch, seed=seed
-    )
+    run = attach(model, optimizer, plan=UNSYNCHRONIZED_PLAN, data=job.data, batch=job.batch)
     try:
         with closing(Profile(model, optimizer)) as profile:
-            sleeper = None if injection is None else ComputeSleeper(injection, run.rank)
-            if sleeper is not None:
-                sleeper.attach(model)
+            sleeper = None if injection is None else ComputeSleeper(injection, run.rank, model)
             epochs = run.epochs(sys.maxsize)
             for batch in (batch for epoch in epochs for batch in run.batches(epoch)):
                 if sleeper is not None:

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from thalweg.bench.ddp_hooks import DdpHook, OneBucket, ddp_hook_text
+from thalweg.bench.ddp_hooks import DdpHook, ddp_hook_text
 from thalweg.bench.run_everywhere import Deployment, Progress, Report, run_everywhere
 from thalweg.catalog import default_catalog, parse_plan
 from thalweg.engine.engine import Engine
@@ -269,15 +269,14 @@ class _DdpHookCase:
     """A DDP hook on a single bucket."""
 
     def __init__(self, choice: Choice, workload: Workload) -> None:
-        self.bucket = OneBucket(workload.tensors)
-        self.hook = DdpHook(choice)
+        self.hook = DdpHook(choice, workload.tensors)
         self.random = torch.Generator().manual_seed(dist.get_rank())
 
     def fill(self, repeat: int) -> None:
-        self.bucket.buffer().normal_(generator=self.random)
+        self.hook.buffer().normal_(generator=self.random)
 
     def run(self, number: int, repeat: int) -> None:
-        self.hook.run(self.bucket)
+        self.hook.run()
 
     def check(self, repeat: int) -> None:
         """Do nothing: torch's results aren't checked."""

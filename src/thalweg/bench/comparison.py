@@ -31,15 +31,16 @@ slowest rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from math import sqrt
 from statistics import fmean, quantiles
 from typing import Any
 
 from thalweg import lab as labs
-from thalweg.bench.prediction_check import auto_plans, predict_scenario
+from thalweg.bench.prediction_check import Row, auto_plans, predict_scenario
 from thalweg.bench.run_everywhere import NotedProgress
 from thalweg.bench.scenario import Scenario
 from thalweg.bench.simulated_compute import SimulatedCompute
@@ -49,14 +50,14 @@ from thalweg.declarations import Promise
 from thalweg.errors import LabError, RunError, ThalwegError
 from thalweg.facts import Situation
 from thalweg.lab.event import AppliedEvent
-from thalweg.launch.supervisor import SendMessage, Work, run_workers
+from thalweg.launch.place import HERE
+from thalweg.launch.supervisor import SendMessage, run_workers
 from thalweg.launch.worker_group import OnMessage
 from thalweg.plan import TRANSPORT
 from thalweg.redundancy import spare_ranks
 from thalweg.schedules import Group
 from thalweg.training.auto.request import plan_at_first
 
-Row = dict[str, Any]
 Result = Mapping[str, Any]
 MEANS_OF_REPEATS = ("seconds_to_target", "seconds_all", "metric", "drift")
 COMPARISON_TIMEOUT = "5min"  # how long a worker waits for another
@@ -84,66 +85,31 @@ class TrainingRun:
         return set(scenario.counted(self.event_steps))
 
 
-RunAll = Callable[[Work, OnMessage, Collection[int]], TrainingRun]
-"""Runs fresh workers in the scenario's cluster; `spare` ranks may fail."""
-
-
-def side_by_side(workers: int) -> RunAll:
-    """A runner on this machine, where links have no rates and no events happen."""
-
-    def run_all(work: Work, on_message: OnMessage, spare: Collection[int]) -> TrainingRun:
-        return TrainingRun(
-            results=run_workers(workers, work, timeout=None, on_message=on_message, spare=spare)
-        )
-
-    return run_all
-
-
-def in_lab(lab: labs.Lab, events: Sequence[labs.Event]) -> RunAll:
-    """A runner in the lab, whose links are restored to their declared rates before each run."""
-
-    def run_all(work: Work, on_message: OnMessage, spare: Collection[int]) -> TrainingRun:
-        lab.restore()
-        director = lab.director(events)
-        results = run_workers(
-            lab.cluster.workers,
-            work,
-            timeout=None,
-            place=lab.place,
-            director=director,
-            on_message=on_message,
-            spare=spare,
-        )
-        return TrainingRun(results=results, fired=tuple(director.fired))
-
-    return run_all
-
-
 def compare(
     scenario: Scenario,
-    run_all: RunAll,
+    lab: labs.Lab | None,
     progress: NotedProgress,
     situation: Situation | None = None,
 ) -> list[Row]:
     """A row for each plan, in the scenario's order, with its prediction if the situation is
-    known."""
+    known. Without a lab workers run on this machine: links have no rates, and no events happen."""
     trials: dict[str, list[TrainingRun]] = {sync: [] for sync in scenario.syncs}
     errors: dict[str, str] = {}
-    total = scenario.repeats * len(scenario.syncs) * scenario.steps
-    done = 0
-    for repeat in range(scenario.repeats):
-        for sync in scenario.syncs:
-            if sync not in errors:
-                report = partial(_report, progress, done, total, sync)
-                try:
-                    trials[sync].append(_trial(scenario, sync, repeat, run_all, report))
-                except LabError:
-                    raise
-                except ThalwegError as error:
-                    errors[sync] = str(error)
-            done += scenario.steps
-    rows = [_row(scenario, sync, trials[sync], errors.get(sync)) for sync in scenario.syncs]
-    return rows if situation is None else [_predicted(row, scenario, situation) for row in rows]
+    turns = list(product(range(scenario.repeats), scenario.syncs))
+    total = len(turns) * scenario.steps
+    for number, (repeat, sync) in enumerate(turns):
+        if sync in errors:
+            continue
+        report = partial(_report, progress, number * scenario.steps, total, sync)
+        try:
+            trials[sync].append(_trial(scenario, sync, repeat, lab, report))
+        except LabError:
+            raise
+        except ThalwegError as error:
+            errors[sync] = str(error)
+    return [
+        _row(scenario, sync, trials[sync], errors.get(sync), situation) for sync in scenario.syncs
+    ]
 
 
 def _report(
@@ -159,8 +125,9 @@ def _report(
 
 
 def _trial(
-    scenario: Scenario, sync: str, repeat: int, run_all: RunAll, on_message: OnMessage
+    scenario: Scenario, sync: str, repeat: int, lab: labs.Lab | None, on_message: OnMessage
 ) -> TrainingRun:
+    """One run, in a lab from the declared rates of its links."""
     recipe = Recipe(
         steps=scenario.steps,
         seed=repeat,
@@ -173,29 +140,43 @@ def _trial(
     def work(rank: int, report: SendMessage) -> dict[str, Any]:
         return train(scenario.job, sync, recipe, report)[1]  # the result, without the model
 
-    spare = spare_ranks(parse_plan(sync), Group.everybody(scenario.cluster))
-    trial = run_all(work, on_message, spare)
+    if lab is not None:
+        lab.restore()
+    director = None if lab is None else lab.director(scenario.events)
+    results = run_workers(
+        scenario.cluster.workers,
+        work,
+        timeout=None,
+        place=HERE if lab is None else lab.place,
+        director=director,
+        on_message=on_message,
+        spare=spare_ranks(parse_plan(sync), Group.everybody(scenario.cluster)),
+    )
+    trial = TrainingRun(results=results, fired=() if director is None else tuple(director.fired))
     if not trial.reported:
         raise RunError("no worker finished", "let the events leave one alive")
     return trial
 
 
-def _row(scenario: Scenario, sync: str, trials: Sequence[TrainingRun], error: str | None) -> Row:
+def _row(
+    scenario: Scenario,
+    sync: str,
+    trials: Sequence[TrainingRun],
+    error: str | None,
+    situation: Situation | None,
+) -> Row:
     row = row_of_failure(sync, error) if error else row_of(sync, scenario, trials)
     plan, catalog = parse_plan(sync), default_catalog()
     promise = catalog.guarantee(plan).promise
     if not error and promise is Promise.EXACT and not row["replicas_equal"]:
         row["error"] = "replicas differ under an exact plan; please report this"
-    transport = "gloo" if catalog.is_native(plan_at_first(plan)) else TRANSPORT
-    return {**row, "promise": promise.value, "transport": transport}
-
-
-def _predicted(row: Row, scenario: Scenario, situation: Situation) -> Row:
-    """The row with its prediction; `auto` has none, since its choices have their own."""
-    automatic = row["sync"] in auto_plans(scenario)
-    estimate = None if automatic else predict_scenario(scenario, row["sync"], situation)
+    automatic = sync in auto_plans(scenario)  # each choice of `auto` has its own prediction
+    known = None if automatic else situation
+    estimate = None if known is None else predict_scenario(scenario, sync, known)
     return {
         **row,
+        "promise": promise.value,
+        "transport": "gloo" if catalog.is_native(plan_at_first(plan)) else TRANSPORT,
         "predicted_seconds_per_step": estimate and estimate.seconds,
         "predicted_low": estimate and estimate.low,
         "predicted_high": estimate and estimate.high,
@@ -210,7 +191,6 @@ def row_of(sync: str, scenario: Scenario, trials: Sequence[TrainingRun]) -> Row:
     return {
         "sync": sync,
         "seconds_per_step": _mean(pooled),
-        "predicted_seconds_per_step": None,
         **{key: _mean(repeat[key] for repeat in repeats) for key in MEANS_OF_REPEATS},
         **_step_parts(scenario, trials),
         "error": None,
@@ -283,8 +263,11 @@ def _pace(scenario: Scenario, trials: Sequence[TrainingRun]) -> list[Row]:
 
 
 def row_of_failure(sync: str, error: str) -> dict[str, Any]:
-    unknown = ("seconds_per_step", "predicted_seconds_per_step", *MEANS_OF_REPEATS)
-    return {"sync": sync, **dict.fromkeys(unknown), "error": error}
+    return {
+        "sync": sync,
+        **dict.fromkeys(("seconds_per_step", *MEANS_OF_REPEATS)),
+        "error": error,
+    }
 
 
 def _steps(result: Result, key: str) -> dict[int, float]:
@@ -314,13 +297,9 @@ def _seconds_until(trial: TrainingRun, last: int) -> float:
     evaluated = [step for step, _ in trial.reported[0]["evaluations"] if step < last]
     intervals = zip([0, *evaluated], [*evaluated, last], strict=True)
     series = [_steps(result, "seconds") for result in trial.reported]
-    return sum(_slowest(series, start, end) for start, end in intervals)
-
-
-def _slowest(series: Sequence[Mapping[int, float]], start: int, end: int) -> float:
-    """The seconds of the slowest rank for the steps after `start`, up to `end`."""
-    return max(
-        sum(seconds.get(step, 0.0) for step in range(start + 1, end + 1)) for seconds in series
+    return sum(
+        max(sum(seconds.get(s, 0.0) for s in range(start + 1, end + 1)) for seconds in series)
+        for start, end in intervals
     )
 
 

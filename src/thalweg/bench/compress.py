@@ -8,7 +8,7 @@ measured one by one, so a large model needs no more memory than a few of its buc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import process_time
@@ -19,10 +19,11 @@ from threadpoolctl import threadpool_limits
 from torch.utils.data import default_collate
 
 from thalweg.bench.compress_baselines import CompressionBaseline, Trial, compression_baselines
-from thalweg.bench.compress_costs import Method, PayloadPattern, derived_metrics
+from thalweg.bench.compress_costs import PayloadPattern, derived_metrics, exchange_of
 from thalweg.bench.run_everywhere import NotedProgress
+from thalweg.catalog import default_catalog
 from thalweg.facts import Bucket, Workload
-from thalweg.plan import Settings
+from thalweg.plan import Choice, Settings
 from thalweg.predict.ddp_step import DdpStep, SentPayload
 from thalweg.probing.codec_trials import Gradients, least_seconds, timed_codec_of
 from thalweg.workloads.job import Job
@@ -39,19 +40,20 @@ class CompressBenchResult:
 
 def bench_compress(
     workload: Workload,
-    methods: Sequence[Method],
+    methods: Mapping[str, Choice],
     *,
     workers: int,
     repeats: int,
     backward: float,
     progress: NotedProgress,
 ) -> CompressBenchResult:
+    """The rows of the methods, each under its text as written, and of the baselines."""
     buckets = workload.buckets(Settings().bucket)
     dense = DdpStep.uncompressed(backward, [bucket.nbytes for bucket in buckets], workers)
     gradients = Gradients()
     rows: list[dict[str, Any]] = []
     with _one_thread(), compression_baselines(workers) as (baselines, notes):
-        entries = [*(_entry(method, workers) for method in methods), *baselines]
+        entries = [*(_entry(*method, workers) for method in methods.items()), *baselines]
         for number, entry in enumerate(entries):
             progress(number, len(entries), entry.name)
             trials = (entry.trial(gradients, bucket) for bucket in buckets)
@@ -86,12 +88,12 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _entry(method: Method, workers: int) -> CompressionBaseline:
-    exchange = method.exchange(workers)
+def _entry(text: str, method: Choice, workers: int) -> CompressionBaseline:
+    exchange = exchange_of(method, workers)
 
     def trial(gradients: Gradients, bucket: Bucket) -> Trial:
         codec, rest = timed_codec_of(
-            method.compressor,
+            default_catalog().compressors[method.name],
             method.arguments,
             bucket.tensors,
             workers,
@@ -100,7 +102,7 @@ def _entry(method: Method, workers: int) -> CompressionBaseline:
         )
         return codec, rest * bucket.itemsize
 
-    return CompressionBaseline(method.text, exchange, trial)
+    return CompressionBaseline(text, exchange, trial)
 
 
 def _row(

@@ -9,7 +9,7 @@ memory as the scripts do.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +22,6 @@ from thalweg.bench.compress_costs import PayloadPattern
 from thalweg.bench.ddp_hooks import (
     POWERSGD_START_ITERATION,
     DdpHook,
-    OneBucket,
     single_process_group,
 )
 from thalweg.catalog import default_catalog
@@ -57,19 +56,18 @@ class _TimedHook(TimedCodec):
     splits = False
 
     def __init__(self, choice: Choice, gradients: Gradients, bucket: Bucket) -> None:
-        self._bucket = OneBucket(bucket.tensors)
-        self._fresh = torch.from_numpy(gradients.of(self._bucket.segments, bucket.elements))
-        self._hook = DdpHook(choice)
+        self._hook = DdpHook(choice, bucket.tensors)
+        self._fresh = torch.from_numpy(gradients.of(self._hook.segments, bucket.elements))
         for step in range(POWERSGD_START_ITERATION + 1):
             self.refill()
             self.encode(step)
-        self.payload = self._hook.payload(self._bucket)
+        self.payload = self._hook.payload()
 
     def refill(self) -> None:
-        self._bucket.buffer().copy_(self._fresh)
+        self._hook.buffer().copy_(self._fresh)
 
     def encode(self, step: int) -> None:
-        self._hook.run(self._bucket)
+        self._hook.run()
 
     def decode(self, step: int) -> None:
         pass
@@ -115,21 +113,13 @@ class ScriptTopK(_Scripted):
     def prepare(self, others: Iterator[torch.Tensor]) -> None:
         self.residual = torch.zeros_like(self.gradient)
         everyone = chain([self.gradient], others)
-        self.payloads = [self._largest(self.tensors(each)) for each in everyone]
+        self.payloads = [[_largest(tensor) for tensor in self.tensors(each)] for each in everyone]
         self.payload = 8.0 * sum(len(values) for values, _ in self.payloads[0])
-
-    def _largest(self, tensors: list[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        found = []
-        for tensor in tensors:
-            kept = kept_elements(len(tensor), BASELINE_TOPK_RATIO)
-            places = tensor.abs().topk(kept, sorted=False).indices
-            found.append((tensor[places], places.to(torch.int32)))
-        return found
 
     def encode(self, step: int) -> None:
         self.residual += self.gradient
         tensors = self.tensors(self.residual)
-        self.payloads[0] = self._largest(tensors)
+        self.payloads[0] = [_largest(tensor) for tensor in tensors]
         for tensor, (_, places) in zip(tensors, self.payloads[0], strict=True):
             tensor[places] = 0
 
@@ -139,6 +129,13 @@ class ScriptTopK(_Scripted):
         for payload in self.payloads:
             for tensor, (values, places) in zip(out, payload, strict=True):
                 tensor.index_add_(0, places, values)
+
+
+def _largest(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The largest elements of a tensor and their places."""
+    kept = kept_elements(len(tensor), BASELINE_TOPK_RATIO)
+    places = tensor.abs().topk(kept, sorted=False).indices
+    return tensor[places], places.to(torch.int32)
 
 
 class ByteSigns(_Scripted):
@@ -214,10 +211,28 @@ class ScriptPowerSGD(_Scripted):
         self.residual -= self.gradient
 
 
+SCRIPTS: Sequence[tuple[str, PayloadPattern, str, type[_Scripted]]] = (
+    ("bare fp16 casts", PayloadPattern.SUM, "fp16", Casts),
+    (
+        f"torch.topk ({100 * BASELINE_TOPK_RATIO:g} %)",
+        PayloadPattern.ALL_GATHER,
+        "topk",
+        ScriptTopK,
+    ),
+    ("uint8 signs", PayloadPattern.ALL_GATHER, "sign", ByteSigns),
+    ("signs unpacked to floats", PayloadPattern.ALL_GATHER, "sign", FloatSigns),
+    ("powersgd, straightforward products", PayloadPattern.SUM, "powersgd", ScriptPowerSGD),
+)
+"""The name of each script's method, its exchange, and our compressor for the same tensors."""
+
+
 @contextmanager
 def compression_baselines(workers: int) -> Iterator[tuple[list[CompressionBaseline], list[str]]]:
     """The baselines that can run here, and notes on them."""
-    found = _scripts(workers)
+    found = [
+        CompressionBaseline(name, exchange, partial(_on_our_tensors, workers, compressor, codec))
+        for name, exchange, compressor, codec in SCRIPTS
+    ]
     with ExitStack() as stack:
         try:
             stack.enter_context(single_process_group())
@@ -240,21 +255,6 @@ def _hook(name: str, choice: Choice) -> CompressionBaseline:
         return _TimedHook(choice, gradients, bucket), 0
 
     return CompressionBaseline(name, PayloadPattern.SUM, trial)
-
-
-def _scripts(workers: int) -> list[CompressionBaseline]:
-    summed, gathered = PayloadPattern.SUM, PayloadPattern.ALL_GATHER
-    topk = f"torch.topk ({100 * BASELINE_TOPK_RATIO:g} %)"
-    return [
-        CompressionBaseline(name, exchange, partial(_on_our_tensors, workers, compressor, codec))
-        for name, exchange, compressor, codec in (
-            ("bare fp16 casts", summed, "fp16", Casts),
-            (topk, gathered, "topk", ScriptTopK),
-            ("uint8 signs", gathered, "sign", ByteSigns),
-            ("signs unpacked to floats", gathered, "sign", FloatSigns),
-            ("powersgd, straightforward products", summed, "powersgd", ScriptPowerSGD),
-        )
-    ]
 
 
 def _on_our_tensors(

@@ -1,6 +1,6 @@
 """The link speeds at which a compressor pays, from measured codec times, for N workers.
 
-Step times are those of `predict.closed_form.ddp_step`, with messages that cost only their bytes.
+Step times are those of `predict.ddp_step`, with messages that cost only their bytes.
 Without DDP's overlap a step takes backward + encode + decode + wire / speed, where `wire` are the
 bytes that a worker sends, so a compressor that saves bytes pays below
 
@@ -10,17 +10,21 @@ bytes that a worker sends, so a compressor that saves bytes pays below
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import Enum
 from math import inf
 from typing import Any
 
 from thalweg.catalog import default_catalog, parse_plan
-from thalweg.compress import Compressor
-from thalweg.declarations import Value
 from thalweg.errors import PlanError
-from thalweg.predict import ddp_step
-from thalweg.predict.ddp_step import AlphaBetaNetwork, DdpStep, SentPayload
+from thalweg.plan import Choice
+from thalweg.predict.ddp_step import (
+    AlphaBetaNetwork,
+    DdpStep,
+    SentPayload,
+    all_gather,
+    pays_below,
+    ring,
+)
 
 MIN_SWEPT_BITS_PER_SECOND, SWEPT_DECADE_COUNT, SPEEDS_PER_DECADE_COUNT = 1e7, 4, 8
 SWEPT_BITS_PER_SECOND = tuple(
@@ -38,7 +42,7 @@ class PayloadPattern(Enum):
 
     def sent(self, payload: float) -> SentPayload:
         gathers = self is PayloadPattern.ALL_GATHER
-        return SentPayload(payload, ddp_step.all_gather if gathers else ddp_step.ring)
+        return SentPayload(payload, all_gather if gathers else ring)
 
 
 def wire_nbytes(payloads: Iterable[SentPayload], workers: int) -> float:
@@ -61,7 +65,7 @@ def derived_metrics(dense: DdpStep, step: DdpStep) -> dict[str, Any]:
         "ratio": _contributed(dense) / contributed,
         "wire_bytes": round(wire),
         "breakeven_gbps": saved / step.codec / 1e9 if saved > 0 else None,
-        **pays_row(8 * ddp_step.pays_below(dense, step, alpha=0.0)),
+        **pays_row(8 * pays_below(dense, step, alpha=0.0)),
         "step_seconds": at_all_speeds(step),
     }
 
@@ -83,33 +87,19 @@ def _contributed(step: DdpStep) -> float:
     return sum(payload.nbytes for payload in step.payloads)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Method:
-    """A compressor with its arguments, and its text as written."""
-
-    text: str
-    compressor: Compressor
-    arguments: dict[str, Value]
-
-    def exchange(self, workers: int) -> PayloadPattern:
-        """The exchange that is compiled if all links are equal: with two workers, two shots send as
-        much as an all-gather, and later."""
-        if self.compressor.summable:
-            return PayloadPattern.SUM
-        shards = self.compressor.elementwise and workers > 2
-        return PayloadPattern.TWO_SHOT if shards else PayloadPattern.ALL_GATHER
+def exchange_of(method: Choice, workers: int) -> PayloadPattern:
+    """The exchange of a compressor that is compiled if all links are equal: with two workers, two
+    shots send as much as an all-gather, and later."""
+    compressor = default_catalog().compressors[method.name]
+    if compressor.summable:
+        return PayloadPattern.SUM
+    shards = compressor.elementwise and workers > 2
+    return PayloadPattern.TWO_SHOT if shards else PayloadPattern.ALL_GATHER
 
 
-def method_of(text: str) -> Method:
+def method_of(text: str) -> Choice:
     """The compressor of a text; PlanError if the text is malformed or names none."""
     plan = parse_plan(f"ring+{text}")
-    precision = plan.precision
-    if precision is None or plan.text.settings:
+    if plan.precision is None or plan.text.settings:
         raise PlanError(f"{text!r} is more than a compressor", "write it like powersgd(rank=2)")
-    compressor = default_catalog().compressors[precision.name]
-    return Method(text=text.strip(), compressor=compressor, arguments=dict(precision.arguments))
-
-
-def all_methods() -> list[Method]:
-    """Every compressor with its default arguments."""
-    return [method_of(name) for name in default_catalog().compressors]
+    return plan.precision

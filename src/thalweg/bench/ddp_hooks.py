@@ -23,16 +23,29 @@ from thalweg.plan import Choice
 POWERSGD_START_ITERATION = 2  # the first iteration in which the PowerSGD hook can compress
 
 
-class OneBucket:
-    """The interface of `GradBucket` that hooks use; only DDP can make a real one."""
+class DdpHook:
+    """A bucket and the DDP hook for its compressor: fp16, bf16 or powersgd.
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
+    The hook sees the interface of `GradBucket`, of which only DDP can make a real one.
+    """
+
+    def __init__(self, choice: Choice, tensors: Sequence[Tensor]) -> None:
         arrangement = arrange(tensors)
         self.segments: Sequence[Segment] = arrangement.exact
         self._buffer = torch.empty(arrangement.elements)
         self._gradients = [
             self._buffer[segment.place].view(segment.shape) for segment in self.segments
         ]
+        self._hook: Any = powerSGD_hook
+        self._powersgd: PowerSGDState | None = None
+        if choice.name == "powersgd":
+            self._powersgd = PowerSGDState(
+                process_group=None,
+                matrix_approximation_rank=choice.arguments["rank"],
+                start_powerSGD_iter=POWERSGD_START_ITERATION,
+            )
+        else:
+            self._hook = getattr(default_hooks, f"{choice.name}_compress_hook")
 
     def index(self) -> int:
         return 0
@@ -46,30 +59,14 @@ class OneBucket:
     def gradients(self) -> list[torch.Tensor]:
         return self._gradients
 
-
-class DdpHook:
-    """The DDP hook for a compressor: fp16, bf16 or powersgd."""
-
-    def __init__(self, choice: Choice) -> None:
-        self._hook: Any = powerSGD_hook
-        self._powersgd: PowerSGDState | None = None
-        if choice.name == "powersgd":
-            self._powersgd = PowerSGDState(
-                process_group=None,
-                matrix_approximation_rank=choice.arguments["rank"],
-                start_powerSGD_iter=POWERSGD_START_ITERATION,
-            )
-        else:
-            self._hook = getattr(default_hooks, f"{choice.name}_compress_hook")
-
-    def run(self, bucket: OneBucket) -> None:
+    def run(self) -> None:
         """Call the hook and wait for its result."""
-        self._hook(self._powersgd, bucket).wait()
+        self._hook(self._powersgd, self).wait()
 
-    def payload(self, bucket: OneBucket) -> float:
-        """The bytes that a worker sends for this bucket, known after the hook has compressed it."""
+    def payload(self) -> float:
+        """The bytes that a worker sends, known after the hook has compressed the bucket."""
         if self._powersgd is None:
-            return 2.0 * len(bucket.buffer())
+            return 2.0 * len(self._buffer)
         return 4.0 * self._powersgd.total_numel_after_compression
 
 

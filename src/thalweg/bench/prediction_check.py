@@ -11,28 +11,23 @@ other event isn't predicted.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from thalweg.bench.calibrate_job import calibrate_job
-from thalweg.bench.run_everywhere import Result
+from thalweg import lab as labs
+from thalweg.bench.calibrate_job import calibrate_at
+from thalweg.bench.run_everywhere import Deployment, NotedProgress
 from thalweg.bench.scenario import Scenario
 from thalweg.bench.simulated_compute import SimulatedCompute
 from thalweg.catalog import parse_plan
 from thalweg.declarations import Promise
-from thalweg.facts import Cluster, Link, Rate, Situation, format_situation, parse_situation
+from thalweg.facts import Cluster, Link, Rate, Situation
 from thalweg.lab import Event
-from thalweg.launch.launcher_variables import find_cluster
-from thalweg.launch.supervisor import SendMessage
 from thalweg.plan import Plan
 from thalweg.predict import Breakdown, Estimate, Outcome, predict
-
-if TYPE_CHECKING:
-    from thalweg.bench.comparison import RunAll
 
 PROFILE_SECONDS = 8.0
 MIN_PROFILE_STEPS, MAX_PROFILE_STEPS = 20, 120
@@ -73,11 +68,10 @@ def _phases(scenario: Scenario, situation: Situation) -> Iterator[tuple[Cluster,
         for link, rate in at_calibration.items()
     }
     first = 1
-    for event in sorted(scenario.events, key=lambda event: event.at_step or 0):
-        if not event.at_step:
-            continue
-        yield measured.with_rates(rates), range(first, event.at_step + 1)
-        first = event.at_step + 1
+    later = [(event.at_step, event) for event in scenario.events if event.at_step]
+    for step, event in sorted(later, key=itemgetter(0)):
+        yield measured.with_rates(rates), range(first, step + 1)
+        first = step + 1
         for link, rate in _declared_after(event, declared).items():
             rates[link] = Rate(ratios[link] * rate.bits_per_second)
     yield measured.with_rates(rates), range(first, scenario.steps + 1)
@@ -104,26 +98,27 @@ def _declared_after(event: Event, cluster: Cluster) -> dict[Link, Rate]:
     }
 
 
-def calibrate_scenario(scenario: Scenario, run_all: RunAll) -> Situation:
-    """The situation in the scenario's own place, measured with fresh workers; it declares the
-    cluster that the workers know."""
+def calibrate_scenario(scenario: Scenario, lab: labs.Lab, progress: NotedProgress) -> Situation:
+    """The situation in the scenario's lab after the events at step 0, measured with fresh workers;
+    it declares the scenario's cluster."""
     job = replace(scenario.job, batch=scenario.batch or scenario.job.batch)
     expected = scenario.compute.step.seconds or PROFILE_SECONDS / MAX_PROFILE_STEPS
-    steps = round(min(MAX_PROFILE_STEPS, max(MIN_PROFILE_STEPS, PROFILE_SECONDS / expected)))
     precisions = [parse_plan(sync).precision for sync in scenario.syncs]
-    codecs = list(dict.fromkeys(precision for precision in precisions if precision is not None))
-    injection = SimulatedCompute(
-        compute=scenario.compute, cluster=scenario.cluster, seed=PROFILE_STRAGGLER_SEED
+    lab.restore()
+    calibration = calibrate_at(
+        Deployment.of_lab(lab),
+        job,
+        scenario.cluster,
+        list(dict.fromkeys(precision for precision in precisions if precision is not None)),
+        progress,
+        steps=round(min(MAX_PROFILE_STEPS, max(MIN_PROFILE_STEPS, PROFILE_SECONDS / expected))),
+        injection=SimulatedCompute(
+            compute=scenario.compute, cluster=scenario.cluster, seed=PROFILE_STRAGGLER_SEED
+        ),
+        director=lab.director(event for event in scenario.events if event.at_step == 0),
     )
-
-    def work(rank: int, report: SendMessage) -> Result:
-        declared = find_cluster(scenario.cluster, scenario.cluster.workers, os.environ)
-        calibration = calibrate_job(job, declared, codecs, steps=steps, injection=injection)
-        return format_situation(calibration.situation) if rank == 0 else {}
-
-    result = run_all(work, lambda rank, message: None, ()).results[0]
-    assert result is not None
-    situation = parse_situation(result)
+    assert calibration is not None  # this process is no launched rank
+    situation = calibration.situation
     sleeps = scenario.compute.step.seconds > 0  # which leaves the cores to codecs
     contention = 0.0 if sleeps else 1.0
     return replace(situation, machine=replace(situation.machine, contention=contention))
@@ -144,8 +139,8 @@ def _mean(estimates: Sequence[tuple[Estimate, int]]) -> Estimate:
     """The mean of the estimates, weighted by their numbers of steps."""
 
     def mean(name: str) -> float:
-        values = ((attrgetter(name)(estimate), steps) for estimate, steps in estimates)
-        return float(sum(value * steps for value, steps in values) / total)
+        weighted = (attrgetter(name)(estimate) * steps for estimate, steps in estimates)
+        return float(sum(weighted) / total)
 
     total = sum(steps for _, steps in estimates)
     parts = Breakdown(**{field.name: mean(f"parts.{field.name}") for field in fields(Breakdown)})

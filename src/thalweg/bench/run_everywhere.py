@@ -14,7 +14,6 @@ from thalweg.facts import Cluster, counted
 from thalweg.launch.launcher_variables import read_rank_assignment
 from thalweg.launch.place import HERE, Place
 from thalweg.launch.supervisor import SendMessage, run_workers
-from thalweg.members.world import World
 
 Result = dict[str, Any]
 Report = Callable[..., None]
@@ -109,6 +108,8 @@ def run_everywhere(
 
 def _collect(own: Result, seconds: float) -> list[Result]:
     """Publish this rank's result in the store; return those of all ranks on rank 0."""
+    from thalweg.members.world import World  # torch takes a second: not at import
+
     world = World.join(seconds)
     world.put(f"result/{world.rank}", json.dumps(own))
     abort_flag = world.abort_flag()

@@ -146,7 +146,7 @@ def read_scenario(path: Path) -> Scenario:
 
 def parse_scenario(text: str, path: Path) -> Scenario:
     """The scenario that this text describes; files that it names are relative to `path`."""
-    file = load_toml(text, "the file", ScenarioError)
+    file = load_toml(text, ScenarioError)
     file.only("lab", "cluster", "compute", "workload", "compare")
     lab, compute = _section(file, "lab"), _section(file, "compute")
     workload, compare = _section(file, "workload"), _section(file, "compare")
@@ -157,7 +157,10 @@ def parse_scenario(text: str, path: Path) -> Scenario:
         name=path.stem,
         cluster=_cluster(file, lab, path.parent),
         loss=lab.number("loss", 0, 1, 0.0),
-        events=_events(lab),
+        events=tuple(
+            Event.parse(table.data, f"[[lab.event]] {number}")
+            for number, table in enumerate(lab.tables("event", "[[lab.event]] above each"))
+        ),
         compute=_compute(compute),
         job=find_job(workload.text("name", '"digits"')),
         steps=workload.whole("steps", 1),
@@ -227,13 +230,6 @@ def _each(lab: TomlTable, key: str, read: Callable[[TomlTable], Any]) -> Any:
         for number, value in enumerate(values)
     )
     return [read(table) for table in tables]
-
-
-def _events(lab: TomlTable) -> tuple[Event, ...]:
-    listed = lab.data.get("event", [])
-    if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
-        raise ScenarioError("event of [lab] isn't a list", "write [[lab.event]] above each")
-    return tuple(Event.parse(e, f"[[lab.event]] {number}") for number, e in enumerate(listed))
 
 
 def _compute(table: TomlTable) -> Compute:

@@ -25,7 +25,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from thalweg.errors import UsageError
 from thalweg.facts import Cluster, Duration, StragglerDelay
 from thalweg.plan import Plan
 from thalweg.redundancy import allocation_of, is_relayed
@@ -37,14 +36,8 @@ class Compute:
     """The simulated compute time of a step, and its stragglers."""
 
     step: Duration = Duration(0.0)
-    backward: float = 2 / 3  # its fraction of the step
+    backward: float = 2 / 3  # its fraction of the step, from 0 to 1
     late: StragglerDelay = StragglerDelay()
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.backward <= 1:
-            raise UsageError(
-                f"backward can't be {self.backward} of a step", "give a fraction from 0 to 1"
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +69,8 @@ def shares_of(plan: Plan, cluster: Cluster, rank: int) -> float:
 
 
 class ComputeSleeper:
-    """The sleeps of one worker: `begin` sleeps for the forward, hooks on gradients for the rest.
+    """The sleeps of one worker: `begin` sleeps for the forward, hooks on the gradients of its model
+    for the rest.
 
     `shares` is called at each step, since plans may change.
     """
@@ -85,6 +79,7 @@ class ComputeSleeper:
         self,
         injection: SimulatedCompute,
         rank: int,
+        model: nn.Module,
         shares: Callable[[], float] = lambda: 1.0,
         *,
         now: Callable[[], float] = perf_counter,
@@ -97,9 +92,6 @@ class ComputeSleeper:
         self._now = now
         self._pause = pause
         self._due = 0.0  # when the computation so far would have ended
-
-    def attach(self, model: nn.Module) -> None:
-        """Add a sleep before each gradient of this model."""
         parameters = [p for p in model.parameters() if p.requires_grad]
         elements = sum(parameter.numel() for parameter in parameters)
         for parameter in parameters:

@@ -9,10 +9,9 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 from time import monotonic, perf_counter, sleep
@@ -54,7 +53,6 @@ class Recipe:
     checkpoint: Path | None = None
     save_every: int | None = None  # steps; at the end only if None
     timeout: str = "10min"
-    evaluate: bool = True
     evaluate_every: int | None = None  # steps; at the end only if None
     injection: SimulatedCompute | None = None  # sleeps in place of computation
     records: Path | None = None  # a folder for the records of each rank
@@ -97,25 +95,20 @@ def train(
         raise UsageError(
             f"the checkpoint is at step {first_step}, beyond {recipe.steps}", "give more steps"
         )
-    callbacks = _StepCallbacks(run, job, model, recipe)
-    taken = _steps(run, job, model, optimizer, recipe, progress, callbacks)
-    metric, deviation = None, None
+    taken = _steps(run, job, model, optimizer, recipe, progress)
     if recipe.checkpoint is not None:
         run.save(recipe.checkpoint)
-    if recipe.evaluate:
-        with run.consensus():
-            metric = _evaluate(job, model)
-            mean = flat(model)
-        deviation = float((flat(model) - mean).norm() / mean.norm())
+    with run.consensus():
+        metric = _evaluate(job, model)
+        mean = flat(model)
     timings = [asdict(timing) for timing in run.report().timings]
     run.close()
     report, events = run.report(), run.events
     return model, {
         "first_step": first_step,
         **taken,
-        "evaluations": callbacks.evaluations,
         "metric": metric,
-        "deviation": deviation,
+        "deviation": float((flat(model) - mean).norm() / mean.norm()),
         "fingerprint": fingerprint(model),
         "peak_bytes": _peak_nbytes(),
         "stopped": run.should_stop,
@@ -135,15 +128,8 @@ def train(
 
 def choices_of(events: Sequence[RunEvent]) -> list[PlanChoice]:
     """The choices of `auto`, with their step times: an event with one comes after the choice's."""
-    choices: list[PlanChoice] = []
-    for event in events:
-        if event.kind == "auto":
-            if choices and replace(event.data, measured=None) == replace(
-                choices[-1], measured=None
-            ):
-                choices.pop()
-            choices.append(event.data)
-    return choices
+    made: Iterable[PlanChoice] = (event.data for event in events if event.kind == "auto")
+    return list({replace(choice, measured=None): choice for choice in made}.values())
 
 
 def _steps(
@@ -153,18 +139,27 @@ def _steps(
     optimizer: torch.optim.Optimizer,
     recipe: Recipe,
     progress: Progress,
-    callbacks: _StepCallbacks,
 ) -> dict[str, list[Any]]:
-    """Take the steps, and return their numbers, losses and times."""
-    taken: dict[str, list[Any]] = {"steps": [], "losses": [], "seconds": []}
+    """Take the steps, and return their numbers, losses and times, and the evaluations."""
+    taken: dict[str, list[Any]] = {"steps": [], "losses": [], "seconds": [], "evaluations": []}
     if run.step >= recipe.steps:
         return taken
+    world, every = None, recipe.evaluate_every or sys.maxsize
+    if recipe.evaluate_every is not None:
+        world = World.join(Duration.parse(recipe.timeout).seconds)
+    sleeper, injection = None, recipe.injection
+    if injection is not None:
+        cluster = injection.cluster
+        sleeper = ComputeSleeper(
+            injection, run.rank, model, lambda: shares_of(run.plan, cluster, run.rank)
+        )
     for epoch in run.epochs(sys.maxsize):
         start = perf_counter()
         for number, batch in enumerate(run.batches(epoch), start=1):
             whole = number % recipe.accumulate == 0
-            if (number - 1) % recipe.accumulate == 0:
-                callbacks.before_step()
+            first = (number - 1) % recipe.accumulate == 0
+            if sleeper is not None and first and run.counts:
+                sleeper.begin(run.step)
             loss = _backward(run, job, model, tuple(batch), recipe, whole)
             if not whole:
                 continue
@@ -175,10 +170,12 @@ def _steps(
             if run.step in taken["steps"][-1:]:
                 continue  # the step was interrupted, and is repeated
             seconds = perf_counter() - start
-            for key, value in zip(taken, (run.step, loss, seconds), strict=True):
+            for key, value in (("steps", run.step), ("losses", loss), ("seconds", seconds)):
                 taken[key].append(value)
             progress({"step": run.step, "loss": loss, "seconds": seconds})
-            callbacks.after_step()
+            if world is not None and run.step % every == 0:
+                metric = _evaluate_consensus(run, job, model, world)
+                taken["evaluations"].append((run.step, metric))
             if run.step >= recipe.steps:
                 return taken
             if recipe.checkpoint and recipe.save_every and run.step % recipe.save_every == 0:
@@ -188,52 +185,26 @@ def _steps(
     return taken
 
 
-class _StepCallbacks:
-    """The sleeps and the evaluations that a recipe adds to the steps."""
+def _evaluate_consensus(run: Run, job: Job, model: nn.Module, world: World) -> float:
+    """Evaluate the consensus model between two steps, at no cost to the step times.
 
-    def __init__(self, run: Run, job: Job, model: nn.Module, recipe: Recipe) -> None:
-        self.evaluations: list[tuple[int, float]] = []
-        self._run = run
-        self._every = recipe.evaluate_every
-        self._sleeper: ComputeSleeper | None = None
-        if recipe.injection is not None:
-            cluster = recipe.injection.cluster
-            self._sleeper = ComputeSleeper(
-                recipe.injection, run.rank, lambda: shares_of(run.plan, cluster, run.rank)
-            )
-            self._sleeper.attach(model)
-        if recipe.evaluate_every is not None:
-            self._evaluate = partial(_evaluate, job, model)
-            self._world = World.join(Duration.parse(recipe.timeout).seconds)
-            self._abort_flag = self._world.abort_flag()
-
-    def before_step(self) -> None:
-        if self._sleeper is not None and self._run.counts:
-            self._sleeper.begin(self._run.step)
-
-    def after_step(self) -> None:
-        """Evaluate the consensus model every few steps, at no cost to the step times.
-
-        Cores are few, so rank 0 evaluates alone and publishes the metric with a time, by the clock
-        that the processes of one machine share, at which all ranks continue. So no step waits for
-        a rank that is still busy with the evaluation.
-        """
-        step = self._run.step
-        if not self._every or step % self._every:
-            return
-        key = f"evaluated/{step}"
-        with self._run.consensus():
-            if self._run.rank == 0:
-                metric = self._evaluate()
-                self._world.put(key, json.dumps([metric, monotonic() + STORE_NOTICE_SECONDS]))
-            late = RunError(
-                f"rank 0 hasn't evaluated step {step} after {self._world.timeout:g} s",
-                "evaluate fewer samples, or allow more time",
-            )
-            published = self._world.read(key, self._abort_flag, late)
-        metric, resume = json.loads(published)
-        self.evaluations.append((step, metric))
-        sleep(max(0.0, resume - monotonic()))
+    Cores are few, so rank 0 evaluates alone and publishes the metric with a time, by the clock
+    that the processes of one machine share, at which all ranks continue. So no step waits for a
+    rank that is still busy with the evaluation.
+    """
+    key = f"evaluated/{run.step}"
+    with run.consensus():
+        if run.rank == 0:
+            metric = _evaluate(job, model)
+            world.put(key, json.dumps([metric, monotonic() + STORE_NOTICE_SECONDS]))
+        late = RunError(
+            f"rank 0 hasn't evaluated step {run.step} after {world.timeout:g} s",
+            "evaluate fewer samples, or allow more time",
+        )
+        published = world.read(key, world.abort_flag(), late)
+    metric, resume = map(float, json.loads(published))
+    sleep(max(0.0, resume - monotonic()))
+    return metric
 
 
 def _evaluate(job: Job, model: nn.Module) -> float:

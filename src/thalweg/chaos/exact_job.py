@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils import parameters_to_vector
 from torch.utils.data import TensorDataset
 
 from thalweg.training.data.sampler import BatchSampler
@@ -47,7 +48,7 @@ class Linear(nn.Module):
         self.parts = nn.ParameterList(_integers(shape, generator) for shape in shapes)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return inputs @ torch.cat([part.reshape(-1) for part in self.parts])
+        return inputs @ parameters_to_vector(self.parts)
 
 
 class Counted(Linear):
@@ -110,8 +111,7 @@ def _signs() -> torch.Tensor:
 @torch.no_grad()
 def sums(model: Linear) -> tuple[float, ...]:
     """Signed sums of the parameters, which add up over ranks as parameters do."""
-    flat = torch.cat([parameter.reshape(-1) for parameter in model.parts]).double()
-    return tuple(float(value) for value in _signs() @ flat)
+    return tuple((_signs() @ parameters_to_vector(model.parts).double()).tolist())
 
 
 def checksum(indices: list[int]) -> int:
@@ -132,9 +132,8 @@ def expected_states(seed: int) -> Iterator[tuple[str, int]]:
             row[indices] = 1.0
         means = (chosen @ inputs).div_(CHAOS_BATCH_SAMPLES)
         for indices, mean in zip(batches, means, strict=True):
-            parameters = list(model.parameters())
-            sizes = [parameter.numel() for parameter in parameters]
-            for parameter, part in zip(parameters, mean.split(sizes), strict=True):
+            parts = mean.split([parameter.numel() for parameter in model.parameters()])
+            for parameter, part in zip(model.parameters(), parts, strict=True):
                 parameter.grad = part.reshape(parameter.shape).clone()
             optimizer.step()
             yield digest(model), checksum(indices)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, TextIO, TypeVar, get_args
 
 from thalweg.chaos.fault import Fault
@@ -134,7 +134,7 @@ Record = (
     Commit | Sent | Named | Struck | Healed | Recovered | Refused | Saved | Starved | Ended | Lost
 )
 R = TypeVar("R")
-_TYPES: dict[str, type[Any]] = {kind.__name__.lower(): kind for kind in get_args(Record)}
+_TYPES: dict[str, type[Record]] = {kind.__name__.lower(): kind for kind in get_args(Record)}
 
 
 class History:
@@ -189,10 +189,12 @@ def as_dict(record: Record) -> dict[str, Any]:
 
 
 def of_dict(data: dict[str, Any]) -> Record:
-    kind = _TYPES[data["event"]]
-    values = {field.name: data[field.name] for field in fields(kind)}
-    made: Record = kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
-    return made
+    values: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in data.items()
+        if key != "event"
+    }
+    return _TYPES[data["event"]](**values)
 
 
 Problem = str | tuple[str, int | None]

@@ -7,7 +7,7 @@ ranks in one membership epoch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING, Any
@@ -24,11 +24,12 @@ if TYPE_CHECKING:
 
 FINAL_QUIET_STEPS = 20  # after the last fault, and they must succeed
 CHAOS_WARMUP_STEPS = 10  # before the first fault
+RECOVERY_TIMEOUT_SECONDS = 60.0  # a run that takes longer to recover counts as lost
 MAX_RANK_LAG_STEPS = 5  # between the ranks of a healthy run, under plans without staleness
 
 
 class FaultInjector:
-    """The supervisor hook of one run, which fails if it isn't healthy again within `limit` seconds.
+    """The supervisor hook of one run, which fails if it isn't healthy again within a time limit.
 
     `progress` is called with the number of faults that are over and the one that begins.
     """
@@ -36,21 +37,18 @@ class FaultInjector:
     def __init__(
         self,
         size: int,
-        faults: Sequence[Fault],
         history: History,
         stop: Path,
         *,
         lab: Lab | None,
         disk: Disk | None,
-        limit: float,
-        max_lag: int = MAX_RANK_LAG_STEPS,
-        progress: Callable[[int, str], None] = lambda done, note: None,
+        max_lag: int,
+        progress: Callable[[int, str], None],
     ) -> None:
         self._size = size
-        self._pending = list(faults)
+        self._pending = list(history.faults)
         self._history = history
         self._stop = stop
-        self._limit = limit
         self._max_lag = max_lag
         self._progress = progress
         self._runner = EventRunner(
@@ -151,9 +149,9 @@ class FaultInjector:
 
     def _check_recovery(self, now: float) -> None:
         waits = bool(self._open) or not self._healthy_since or self._stop.exists()
-        if waits and not self._active and now > self._changed + self._limit:
+        if waits and not self._active and now > self._changed + RECOVERY_TIMEOUT_SECONDS:
             which = ", ".join(map(str, self._open)) or "the start or the end"
             raise RunError(
-                f"the run didn't recover within {self._limit:g} s of {which}",
+                f"the run didn't recover within {RECOVERY_TIMEOUT_SECONDS:g} s of {which}",
                 "see the history and the stacks of its threads",
             )

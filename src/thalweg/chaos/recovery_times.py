@@ -16,7 +16,6 @@ that begins later, when members rendezvous.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
@@ -52,26 +51,18 @@ def fault_times(history: History, cluster: Cluster) -> list[FaultTimes]:
         recovered = history.time_of(Recovered, fault.number)
         if begin is not None:
             spans[fault] = begin, run_end if recovered is None else recovered
-    times = []
-    for fault, (begin, over) in spans.items():
-        overlapping = [f for f, span in spans.items() if span[0] <= over and begin <= span[1]]
-        hit = {rank for other in overlapping for rank in other.hits(cluster)}
-        unhit = [commits[rank] for rank in commits if rank not in hit]
-        times.append(_times_of(history, fault, fault.hits(cluster), commits, unhit, begin, over))
-    return times
+    return [_times_of(fault, history, cluster, spans, commits) for fault in spans]
 
 
 def _times_of(
-    history: History,
     fault: Fault,
-    hit: frozenset[int],
+    history: History,
+    cluster: Cluster,
+    spans: dict[Fault, tuple[float, float]],
     commits: dict[int, list[float]],
-    unhit: list[list[float]],
-    begin: float,
-    over: float,
 ) -> FaultTimes:
-    """The times of a fault that was open from `begin` to `over`; `commits` are the times of the
-    steps of each rank, `unhit` those of the ranks that no open fault had hit."""
+    """The times of a fault; `commits` are the times of the steps of each rank, in order."""
+    hit, (begin, over) = fault.hits(cluster), spans[fault]
     reports = [
         record
         for record in history.named
@@ -80,11 +71,19 @@ def _times_of(
         and hit & {*record.left, *record.joined}
     ]
     detected = min((max(begin, record.noticed) for record in reports), default=None)
-    gaps = [gap for times in unhit if (gap := _longest_gap(times, begin, over))]
+    overlapping = [f for f, span in spans.items() if span[0] <= over and begin <= span[1]]
+    hit_meanwhile = {rank for other in overlapping for rank in other.hits(cluster)}
+    gaps = (
+        gap
+        for rank, times in commits.items()
+        for gap in pairwise(times)
+        if rank not in hit_meanwhile and gap[1] > begin and gap[0] <= over
+    )
     stall = max(gaps, key=lambda gap: gap[1] - gap[0], default=None)
     healed = history.time_of(Healed, fault.number)
     end = begin if healed is None else healed
-    rejoins = [time for rank in hit if (time := _next(commits.get(rank, []), end)) is not None]
+    next_steps = (next((t for t in commits.get(rank, ()) if t > end), None) for rank in hit)
+    rejoins = [time for time in next_steps if time is not None]
     return FaultTimes(
         fault=fault,
         hit=hit,
@@ -96,16 +95,3 @@ def _times_of(
         stall_seconds=None if stall is None else stall[1] - max(stall[0], begin),
         rejoin_seconds=max(rejoins) - end if rejoins and len(rejoins) == len(hit) else None,
     )
-
-
-def _longest_gap(times: list[float], begin: float, over: float) -> tuple[float, float] | None:
-    """The longest gap between two steps, of those that a fault from `begin` to `over` meets."""
-    first = max(0, bisect_right(times, begin) - 1)
-    last = bisect_right(times, over) + 1
-    return max(pairwise(times[first:last]), key=lambda pair: pair[1] - pair[0], default=None)
-
-
-def _next(times: list[float], since: float) -> float | None:
-    """The first of these ascending times that is later than `since`."""
-    index = bisect_right(times, since)
-    return times[index] if index < len(times) else None

@@ -20,9 +20,9 @@ from thalweg.chaos.fault import FAULT_KINDS, LINK_FAULTS, FaultKind, draw_faults
 from thalweg.chaos.history import History, Lost, Violation
 from thalweg.chaos.injector import MAX_RANK_LAG_STEPS, FaultInjector
 from thalweg.chaos.recovery_times import FaultTimes, fault_times
-from thalweg.chaos.worker import ChaosTask, work
+from thalweg.chaos.worker import STOP_FILE_NAME, work
 from thalweg.errors import ThalwegError, UsageError
-from thalweg.facts import Cluster
+from thalweg.facts import Cluster, grouped
 from thalweg.launch.place import HERE
 from thalweg.launch.supervisor import run_workers
 from thalweg.launch.worker_group import OnLine
@@ -30,7 +30,6 @@ from thalweg.launch.worker_group import OnLine
 if TYPE_CHECKING:
     from thalweg.lab import Lab
 
-RECOVERY_TIMEOUT_SECONDS = 60.0  # a run that takes longer to recover counts as lost
 Row = dict[str, Any]
 
 
@@ -86,27 +85,25 @@ def run_chaos(
     try:
         with (folder / "history.jsonl").open("w", encoding="utf-8") as file:
             history = History(faults, file)
-            task = ChaosTask(
-                sync=config.sync,
-                seed=config.seed,
-                folder=folder,
-                disk=None if disk is None else disk.checkpoints,
-            )
             injector = FaultInjector(
                 cluster.workers,
-                faults,
                 history,
-                task.stop,
+                folder / STOP_FILE_NAME,
                 lab=lab,
                 disk=disk,
-                limit=RECOVERY_TIMEOUT_SECONDS,
                 max_lag=MAX_RANK_LAG_STEPS + (parse_plan(config.sync).cadence.staleness or 0),
                 progress=progress,
             )
             try:
                 run_workers(
                     cluster.workers,
-                    partial(work, task),
+                    partial(
+                        work,
+                        sync=config.sync,
+                        seed=config.seed,
+                        folder=folder,
+                        disk=None if disk is None else disk.checkpoints,
+                    ),
                     timeout=None,
                     place=HERE if lab is None else lab.place,
                     director=injector,
@@ -185,15 +182,21 @@ def fault_rows(results: Iterable[ChaosResult]) -> list[Row]:
 def kind_rows(rows: Sequence[Row]) -> list[Row]:
     """The rows of `fault_rows`, summarized for each plan and each kind of fault: the times are
     their median and maximum."""
-    summaries = []
-    for sync in dict.fromkeys(row["sync"] for row in rows):
-        for kind in FAULT_KINDS:
-            faults = [row for row in rows if (row["sync"], row["kind"]) == (sync, kind)]
-            if faults:
-                summary: Row = {"sync": sync, "kind": kind, "faults": len(faults)}
-                for key in ("detected", "went_on", "back"):
-                    values = [row[key] for row in faults if row[key] is not None]
-                    summary[key] = (median(values), max(values)) if values else None
-                summary["violations"] = sum(len(row["violations"]) for row in faults)
-                summaries.append(summary)
-    return summaries
+
+    def span(faults: Sequence[Row], key: str) -> tuple[float, float] | None:
+        values = [row[key] for row in faults if row[key] is not None]
+        return (median(values), max(values)) if values else None
+
+    by_kind = grouped(((row["sync"], row["kind"]), row) for row in rows)
+    return [
+        {
+            "sync": sync,
+            "kind": kind,
+            "faults": len(faults),
+            **{key: span(faults, key) for key in ("detected", "went_on", "back")},
+            "violations": sum(len(row["violations"]) for row in faults),
+        }
+        for sync in dict.fromkeys(row["sync"] for row in rows)
+        for kind in FAULT_KINDS
+        if (faults := by_kind.get((sync, kind)))
+    ]

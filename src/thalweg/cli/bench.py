@@ -9,11 +9,11 @@ import typer
 
 from thalweg.bench.compress_costs import (
     SWEPT_BITS_PER_SECOND,
-    all_methods,
     at_all_speeds,
     dense_wire,
     method_of,
 )
+from thalweg.catalog import default_catalog
 from thalweg.cli import bench_train, studies
 from thalweg.cli.job_options import DEFAULT_BATCH_SAMPLES, DEFAULT_GPU, workload_of
 from thalweg.cli.options import (
@@ -100,12 +100,13 @@ def collectives(
     from thalweg.bench.collectives import bench_collectives  # torch takes a second: not at import
 
     workload = _workload(nbytes, model)
-    with place.site() as deployment, progress_bar("Synchronising") as bar:
-        rows = bench_collectives(
-            deployment, workload, sync, repeats, bar.show, both_ways=encryption
-        )
-    notes = ["vs gloo: above 1 is faster than torch's all_reduce"]
-    notes += [*(COLLECTIVE_FIGURE_NOTES if deployment.cluster else ()), *deployment.notes]
+    with place.site() as deployment, progress_bar("Synchronising") as show:
+        rows = bench_collectives(deployment, workload, sync, repeats, show, both_ways=encryption)
+    notes = [
+        "vs gloo: above 1 is faster than torch's all_reduce",
+        *(COLLECTIVE_FIGURE_NOTES if deployment.cluster else ()),
+        *deployment.notes,
+    ]
     title = f"{about(workload.nbytes, 'B')} over {deployment.text}"
     output.print(table_of(rows, COLLECTIVE_COLUMNS, title=title, caption="\n".join(notes)))
     output.write_json(
@@ -161,18 +162,19 @@ def compress(
     """
     workload = workload_of(model)
     lasts = _backward(backward, model.strip(), workload, workers)
-    methods = [method_of(text) for text in dict.fromkeys(method or ())] or all_methods()
+    texts = method or default_catalog().compressors
+    methods = {text.strip(): method_of(text) for text in texts}
 
     from thalweg.bench.compress import bench_compress  # torch takes a second: not before mistakes
 
-    with progress_bar("Compressing") as bar:
+    with progress_bar("Compressing") as show:
         result = bench_compress(
             workload,
             methods,
             workers=workers,
             repeats=repeats,
             backward=lasts.seconds,
-            progress=bar.show,
+            progress=show,
         )
     title = (
         f"{workload.name}: {about(workload.nbytes, 'B')} of gradients, {workers} workers, "
@@ -186,14 +188,18 @@ def compress(
     for row in peers:
         table.add_row(*(cell(row) for cell in COMPRESS_COLUMNS.values()), style="dim")
     wire = dense_wire(result.dense)
-    uncompressed = f"uncompressed, each worker sends {about(wire, 'B')}"
-    output.print(table, *COMPRESS_FIGURE_NOTES, uncompressed, *result.notes)
+    output.print(
+        table,
+        *COMPRESS_FIGURE_NOTES,
+        f"uncompressed, each worker sends {about(wire, 'B')}",
+        *result.notes,
+    )
     output.write_json(
         "bench compress",
         result.rows,
         model=workload.name,
         bytes=workload.nbytes,
-        methods=[each.text for each in methods],
+        methods=list(methods),
         workers=workers,
         repeats=repeats,
         backward=lasts.seconds,
@@ -223,14 +229,16 @@ def _backward(given: str | None, model: str, workload: Workload, workers: int) -
 
 
 def _picture(title: str, result: CompressBenchResult) -> str:
-    curves = [Curve(name=DENSE_CURVE_NAME, kind="dense", seconds=at_all_speeds(result.dense))]
-    curves += [
-        Curve(
-            name=row["method"],
-            kind="peer" if row["peer"] else "own",
-            seconds=row["step_seconds"],
-        )
-        for row in result.rows
+    curves = [
+        Curve(name=DENSE_CURVE_NAME, kind="dense", seconds=at_all_speeds(result.dense)),
+        *(
+            Curve(
+                name=row["method"],
+                kind="peer" if row["peer"] else "own",
+                seconds=row["step_seconds"],
+            )
+            for row in result.rows
+        ),
     ]
     return draw_steps(title, SWEPT_BITS_PER_SECOND, curves)
 

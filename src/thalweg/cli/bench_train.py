@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from thalweg.cli.options import Bar, Output, choice_line, lab_of, option, progress_bar, with_bundles
+from thalweg.bench.run_everywhere import Report
+from thalweg.cli.options import Output, choice_line, lab_of, option, progress_bar, with_bundles
 from thalweg.declarations import listed
 from thalweg.errors import RunError
 from thalweg.facts import about, format_cluster
@@ -72,17 +73,10 @@ def train(
 
     The plans take turns, from the same start on the same samples, with the same stragglers.
     """
-    from thalweg.bench.comparison import compare, side_by_side  # torch takes a second
-    from thalweg.bench.scenario import read_scenario
-
-    scenario = _shortened(read_scenario(path), repeats, steps)
+    scenario = _scenario(path, repeats, steps)
     scenario = replace(scenario, syncs=tuple(sync or scenario.syncs))
-    with progress_bar(f"Comparing in {scenario.name}") as bar:
-        if workers_only:
-            run_all = side_by_side(scenario.cluster.workers)
-            rows, notes = compare(scenario, run_all, bar.show), [WITHOUT_LAB_NOTE]
-        else:
-            rows, notes = _in_a_lab(scenario, bar, predicted=predicted)
+    with progress_bar(f"Comparing in {scenario.name}") as show:
+        rows, notes = _compared(scenario, show, in_lab=not workers_only, predicted=predicted)
     title = (
         f"{scenario.name}: {scenario.job.name} on {scenario.cluster.workers} workers, "
         f"{scenario.steps} steps, repeats: {scenario.repeats}"
@@ -125,16 +119,15 @@ def forecast(
     """
     # torch takes a second: not at import
     from thalweg.bench.prediction_check import accuracy_of, auto_choices, prediction_rows
-    from thalweg.bench.scenario import read_scenario
 
     predictions: list[dict[str, Any]] = []
     choices: list[dict[str, Any]] = []
-    scenarios = [read_scenario(path) for path in paths]
+    scenarios = [_scenario(path, repeats, steps) for path in paths]
     for scenario in scenarios:
         syncs = tuple(dict.fromkeys((*scenario.syncs, *(sync or ()))))
-        scenario = replace(_shortened(scenario, repeats, steps), syncs=syncs, target=None)
-        with progress_bar(f"Predicting and comparing in {scenario.name}") as bar:
-            rows, _ = _in_a_lab(scenario, bar, predicted=True)
+        scenario = replace(scenario, syncs=syncs, target=None)
+        with progress_bar(f"Predicting and comparing in {scenario.name}") as show:
+            rows, _ = _compared(scenario, show)
         predictions += prediction_rows(scenario, rows)
         choices += auto_choices(scenario, rows)
     output.print(table_of(predictions, PREDICTION_COLUMNS))
@@ -156,25 +149,31 @@ def forecast(
     )
 
 
-def _shortened(scenario: Scenario, repeats: int | None, steps: int | None) -> Scenario:
+def _scenario(path: Path, repeats: int | None, steps: int | None) -> Scenario:
     """The scenario with these numbers instead of its own, and without events after its end."""
+    from thalweg.bench.scenario import read_scenario  # torch takes a second: not at import
+
+    scenario = read_scenario(path)
     steps = steps or scenario.steps
     events = tuple(e for e in scenario.events if e.at_step is None or e.at_step < steps)
     return replace(scenario, repeats=repeats or scenario.repeats, steps=steps, events=events)
 
 
-def _in_a_lab(scenario: Scenario, bar: Bar, *, predicted: bool) -> tuple[Rows, list[str]]:
-    """The rows of a comparison in a lab, and the lab's notes."""
-    from thalweg.bench.comparison import compare, in_lab
+def _compared(
+    scenario: Scenario, show: Report, *, in_lab: bool = True, predicted: bool = True
+) -> tuple[Rows, list[str]]:
+    """The rows of a comparison, and notes on the place; only in a lab can they be predicted."""
+    from thalweg.bench.comparison import compare
     from thalweg.bench.prediction_check import calibrate_scenario
 
+    if not in_lab:
+        return compare(scenario, None, show), [WITHOUT_LAB_NOTE]
     with lab_of(scenario.cluster, scenario.loss) as lab:
         situation = None
         if predicted:
-            bar.show(0, 1, "calibrating")
-            at_first = [event for event in scenario.events if event.at_step == 0]
-            situation = calibrate_scenario(scenario, in_lab(lab, at_first))
-        return compare(scenario, in_lab(lab, scenario.events), bar.show, situation), lab.notes
+            show(0, 1, "calibrating")
+            situation = calibrate_scenario(scenario, lab, show)
+        return compare(scenario, lab, show, situation), lab.notes
 
 
 def _settings(scenario: Scenario, notes: list[str]) -> dict[str, Any]:

@@ -92,7 +92,9 @@ def chaos(
     held = None if hold is None else Duration.parse(hold).seconds
     plans = [parse_plan(plan) for plan in sync or ()]
     place.refuse_if_unclear()
-    cluster = Cluster.flat(place.workers or 0) if place.lab is None else place.lab_cluster()
+    cluster = (
+        Cluster.flat(place.workers or 0) if place.lab is None else place.lab_cluster_of(place.lab)
+    )
     for relayed in filter(is_relayed, plans):
         allocation_of(relayed, Group.everybody(cluster))  # raises if the code doesn't fit
 
@@ -141,13 +143,13 @@ def _run(config: ChaosConfig, cluster: Cluster, lab: labs.Lab | None, out: Path)
     from thalweg.chaos.run import run_chaos
 
     lines: list[str] = []
-    with progress_bar(f"Fault injection: {config.sync}, seed {config.seed}") as bar:
+    with progress_bar(f"Fault injection: {config.sync}, seed {config.seed}") as show:
         result = run_chaos(
             config,
             cluster,
             lab,
             out,
-            lambda done, note: bar.show(done, config.faults, note),
+            lambda done, note: show(done, config.faults, note),
             lambda rank, stream, line: lines.append(f"[{rank}] {line}\n"),
         )
     result.history.with_name("output.txt").write_text("".join(lines), encoding="utf-8")
@@ -187,15 +189,16 @@ def _span(figures: tuple[float, float] | None) -> str:
 
 def _summary(result: ChaosResult) -> str:
     config, violations = result.config, result.violations
-    lines = [
-        f"{config.sync}, seed {config.seed}: {counted(len(result.fault_times), 'fault')} in "
-        f"{about(result.seconds, 's')}, {counted(result.steps, 'step')}, "
-        f"{counted(result.commits, 'commit')}, {counted(len(violations), 'violation')}"
-    ]
-    lines += [f"  {violation}" for violation in violations[:MAX_SHOWN_VIOLATIONS]]
-    if len(violations) > MAX_SHOWN_VIOLATIONS:
-        lines.append(f"  and {len(violations) - MAX_SHOWN_VIOLATIONS} more")
-    return "\n".join(lines)
+    more = len(violations) - MAX_SHOWN_VIOLATIONS
+    return "\n".join(
+        [
+            f"{config.sync}, seed {config.seed}: {counted(len(result.fault_times), 'fault')} in "
+            f"{about(result.seconds, 's')}, {counted(result.steps, 'step')}, "
+            f"{counted(result.commits, 'commit')}, {counted(len(violations), 'violation')}",
+            *(f"  {violation}" for violation in violations[:MAX_SHOWN_VIOLATIONS]),
+            *([f"  and {more} more"] if more > 0 else []),
+        ]
+    )
 
 
 def _options(config: ChaosConfig) -> str:

@@ -16,9 +16,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
+from thalweg.bench.run_everywhere import Deployment, Report
 from thalweg.catalog import default_catalog
 from thalweg.cli.options import (
-    Bar,
     Output,
     PlaceOptions,
     choice_line,
@@ -35,7 +35,6 @@ from thalweg.report.plots import TrainingCurve, draw_trainings
 from thalweg.report.tables import Columns, seconds_text, table_of
 
 if TYPE_CHECKING:
-    from thalweg.bench.run_everywhere import Deployment
     from thalweg.workloads import Job
 
 DEMO_WORKER_COUNT = 4
@@ -121,9 +120,7 @@ def demo(
 @contextmanager
 def _site(place: PlaceOptions) -> Iterator[Deployment]:
     """The place that was asked for; by default a lab, or this machine if there can be none."""
-    from thalweg.bench.run_everywhere import Deployment
-
-    if place.workers is not None or place.lab is not None:
+    if place != PlaceOptions():  # `site` says what is missing
         with place.site() as deployment:
             yield deployment
         return
@@ -143,15 +140,15 @@ def _advised(deployment: Deployment, job: Job, output: Output) -> Advice | None:
     from thalweg.bench.calibrate_job import calibrate_at
 
     try:
-        with progress_bar("Calibrating") as bar:
-            calibration = calibrate_at(deployment, job, deployment.declared, (), bar.show)
+        with progress_bar("Calibrating") as show:
+            calibration = calibrate_at(deployment, job, deployment.declared, (), show)
     except ThalwegError as error:
         output.print(f"No predictions: calibration failed: {error}")
         return None
     assert calibration is not None  # this process is no launched rank
     output.print(f"Calibrated in {calibration.seconds:.0f} s.")
-    with progress_bar("Predicting") as bar:
-        return advise(calibration.situation, sweep=True, progress=bar.show)
+    with progress_bar("Predicting") as show:
+        return advise(calibration.situation, sweep=True, progress=show)
 
 
 def _trained(deployment: Deployment, job: Job, steps: int, advice: Advice | None) -> Rows:
@@ -161,10 +158,10 @@ def _trained(deployment: Deployment, job: Job, steps: int, advice: Advice | None
 
     catalog = default_catalog()
     rows = []
-    with progress_bar("Training") as bar:
+    with progress_bar("Training") as show:
         for number, sync in enumerate(DEMO_PLANS):
-            show = partial(_show, bar, sync, number * steps, steps * len(DEMO_PLANS))
-            results = train_everywhere(deployment, job, sync, Recipe(steps=steps), show)
+            on_report = partial(_show, show, sync, number * steps, steps * len(DEMO_PLANS))
+            results = train_everywhere(deployment, job, sync, Recipe(steps=steps), on_report)
             per_step = step_rows(results)
             row = {
                 "sync": sync,
@@ -180,17 +177,19 @@ def _trained(deployment: Deployment, job: Job, steps: int, advice: Advice | None
                 if timed := [step["seconds"] for step in per_step if step["step"] > first]:
                     row["seconds_per_step"] = fmean(timed)
             estimate = advice and predict(row["chosen"], advice.situation)
-            interval = {
-                "predicted": estimate and estimate.seconds,
-                "low": estimate and estimate.low,
-                "high": estimate and estimate.high,
-            }
-            rows.append({**row, **interval})
+            rows.append(
+                {
+                    **row,
+                    "predicted": estimate and estimate.seconds,
+                    "low": estimate and estimate.low,
+                    "high": estimate and estimate.high,
+                }
+            )
     return rows
 
 
-def _show(bar: Bar, sync: str, before: int, total: int, message: Mapping[str, Any]) -> None:
-    bar.show(before + message["step"], total, sync)
+def _show(show: Report, sync: str, before: int, total: int, message: Mapping[str, Any]) -> None:
+    show(before + message["step"], total, sync)
 
 
 def _columns(metric: str) -> Columns:

@@ -97,7 +97,8 @@ class WhatIfOptions:
         ),
     ] = None
     members: Annotated[
-        int | None, option("What if there were N workers.", "N", "--members", "--what-if-workers")
+        int | None,
+        option("What if there were N workers.", "N", "--members", "--what-if-workers", min=1),
     ] = None
     faster: Annotated[
         float,
@@ -106,7 +107,8 @@ class WhatIfOptions:
         ),
     ] = 1.0
     late: Annotated[
-        float | None, option("What if every host straggled at a step with probability P", "P")
+        float | None,
+        option("What if every host straggled at a step with probability P", "P", min=0, max=1),
     ] = None
     delay: Annotated[str | None, option("and were delayed by this duration.", "DURATION")] = None
 
@@ -118,11 +120,7 @@ class WhatIfOptions:
             )
         delay = None
         if self.late is not None and self.delay is not None:
-            if not 0 <= self.late <= 1:
-                raise UsageError(f"{self.late:g} is no probability of --late", "give 0 to 1")
             delay = StragglerDelay(probability=self.late, delay=Duration.parse(self.delay))
-        if self.members is not None and self.members < 1:
-            raise UsageError(f"{self.members} workers train nothing", "give --members 1 or more")
         return {
             "bandwidth": None if self.bandwidth is None else Rate.parse(self.bandwidth),
             "workers": self.members,

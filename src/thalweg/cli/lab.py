@@ -116,8 +116,8 @@ def up(
     """
     lab = shape.lab(layout, name)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: removes what is built
-    with progress_bar("Building the lab") as bar:
-        lab.up(owned=False, progress=bar.show)
+    with progress_bar("Building the lab") as show:
+        lab.up(owned=False, progress=show)
     _print_status(lab, "lab up", output)
     output.print(
         f"\nRun a script in it:  thalweg lab run --name {lab.name} -- python train.py",
@@ -210,7 +210,17 @@ def flow(
 
 def _host_command(action: str, number: signal.Signals, done: str, summary: str) -> None:
     def command(host: WorkerOption, name: NameOption = None) -> None:
-        _signal(name, host, number, done)
+        lab = labs.Lab.find(name)
+        target = lab.host(_number_or_name(host)).name
+        pids = lab.processes()[target]
+        if not pids and os.geteuid() == 0:
+            raise LabError(f"no process runs on {target}", "start one with `thalweg lab run`")
+        if not pids:
+            raise LabError(f"only root sees the processes on {target}", "run it with sudo")
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+        Output().print(f"{lab.name}: {counted(len(pids), 'process')} on {target} {done}")
 
     app.command(action, help=summary)(command)
 
@@ -265,20 +275,6 @@ def down(
 
 def _number_or_name(text: str) -> int | str:
     return int(text) if text.isdecimal() else text
-
-
-def _signal(name: str | None, host: str, number: signal.Signals, done: str) -> None:
-    lab = labs.Lab.find(name)
-    target = lab.host(_number_or_name(host)).name
-    pids = lab.processes()[target]
-    if not pids and os.geteuid() == 0:
-        raise LabError(f"no process runs on {target}", "start one with `thalweg lab run`")
-    if not pids:
-        raise LabError(f"only root sees the processes on {target}", "run it with sudo")
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
-    Output().print(f"{lab.name}: {counted(len(pids), 'process')} on {target} {done}")
 
 
 def _print_status(lab: labs.Lab, command: str, output: Output) -> None:

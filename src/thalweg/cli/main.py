@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -26,7 +26,7 @@ from thalweg.cli.options import option
 from thalweg.errors import DEBUG_VARIABLE, INTERRUPTED_EXIT_CODE, ThalwegError
 
 WRITE_FAILURE_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
-UsageMistake: type[Exception] = typer.BadParameter.__bases__[0]
+UsageMistake: Any = typer.BadParameter.__bases__[0]
 """The parser's base class of usage errors, which typer doesn't export by name."""
 
 app = typer.Typer(
@@ -135,9 +135,8 @@ def _print_error(message: str, debug: bool) -> None:
     print(f"thalweg: {one_line}", file=sys.stderr)
 
 
-def _usage_text(error: Exception) -> str:
+def _usage_text(error: typer.BadParameter) -> str:
     """The message of a usage error, and which help to read."""
-    message: str = error.format_message() if hasattr(error, "format_message") else str(error)
-    context = getattr(error, "ctx", None)
-    path = context.command_path if context else "thalweg"
-    return f"{message.rstrip('.')}; see `{path} --help`"
+    path = error.ctx.command_path if error.ctx else "thalweg"
+    message = error.format_message().rstrip(".").replace("Value error, ", "")
+    return f"{message}; see `{path} --help`"

@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import asdict
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +17,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from thalweg.bench.run_everywhere import Deployment, Report, Result, run_everywhere
+from thalweg.catalog import default_catalog
 from thalweg.cli.options import (
     ClusterOption,
     Output,
@@ -26,30 +30,50 @@ from thalweg.cli.options import (
     with_bundles,
     write_file,
 )
+from thalweg.doctor.finding import Finding, failed
 from thalweg.errors import WorkerFailed
 from thalweg.facts import (
+    CodecCost,
+    Duplex,
     Duration,
     FittedValue,
     Machine,
     Situation,
+    StragglerDelay,
     about,
     counted,
     format_situation,
     machine_path,
     read_cluster,
 )
-from thalweg.plan import TRANSPORT, Choice
+from thalweg.plan import TRANSPORT
 from thalweg.report.tables import table_of
 
 if TYPE_CHECKING:
-    from thalweg.bench.run_everywhere import Deployment
-    from thalweg.doctor import Finding
     from thalweg.doctor.run_checks import Diagnosis
 
 PROBE_TIMEOUT_SECONDS = 3600.0  # for all measurements together
-CODEC_COLUMNS = ("bucket", "encode", "decode", "gathered")
+CODEC_COST_NAMES = ("bucket", "encode", "decode", "gathered")
 STEP_COST_NAMES = ("forward", "backward", "optimizer")
 RATE_FRACTION_UNIT = "of it"  # in JSON: fraction of a link's rate
+LINK_COLUMNS: dict[str, Callable[[tuple[str, Duplex, str]], str]] = {
+    "link": itemgetter(0),
+    "out": lambda row: str(row[1].out),
+    "in": lambda row: str(row[1].into),
+    "straggler delay": itemgetter(2),
+}
+COST_COLUMNS: dict[str, Callable[[tuple[str, str, str]], str]] = {
+    "cost": itemgetter(0),
+    "value": itemgetter(1),
+    "relative std. dev.": itemgetter(2),
+}
+CODEC_COLUMNS: dict[str, Callable[[tuple[str, CodecCost]], str]] = {
+    "compressor": itemgetter(0),
+    "bucket": lambda row: about(row[1].bucket.value, "s"),
+    "encode per element": lambda row: about(row[1].encode.value, "s"),
+    "decode per element": lambda row: about(row[1].decode.value, "s"),
+    "gathered per element": lambda row: about(row[1].gathered.value, "s"),
+}
 VERDICT_STYLES = {"fail": "bold red", "warn": "yellow", "ok": "green"}
 DOCTOR_TIMEOUT_SECONDS = 600.0  # for all checks together
 
@@ -72,8 +96,7 @@ def probe(
     In a lab, on local workers, or as one of torchrun's workers. Racks that --cluster declares are
     kept, and measurements that contradict them are reported.
     """
-    from thalweg.bench.run_everywhere import Report, Result, run_everywhere  # imports torch
-    from thalweg.probing import ProbeResult, measure, refuse_other_transports
+    from thalweg.probing import ProbeResult, measure, refuse_other_transports  # imports torch
     from thalweg.report.cluster_svg import draw_cluster, outcome_text, tables
 
     Duration.parse(timeout)  # raises for a malformed one before any worker starts
@@ -84,8 +107,8 @@ def probe(
         result = measure(declared, timeout=timeout, progress=report)
         return result.packed() if rank == 0 else {}
 
-    with place.site(under_launcher=True) as deployment, progress_bar("Probing") as bar:
-        packed = run_everywhere(deployment, work, bar.show, timeout=PROBE_TIMEOUT_SECONDS)[0]
+    with place.site(under_launcher=True) as deployment, progress_bar("Probing") as show:
+        packed = run_everywhere(deployment, work, show, timeout=PROBE_TIMEOUT_SECONDS)[0]
     if not packed:
         return  # rank 0 reports
     probed = ProbeResult.unpacked(packed)
@@ -137,16 +160,15 @@ def calibrate(
     those of a lab.
     """
     from thalweg.bench.calibrate_job import calibrate_at  # torch takes a second
-    from thalweg.bench.compress_costs import all_methods, method_of
+    from thalweg.bench.compress_costs import method_of
     from thalweg.workloads import find_job
 
     job = find_job(workload)
-    methods = all_methods() if compressor is None else [method_of(text) for text in compressor]
-    codecs = [Choice.of(method.compressor.name, method.arguments) for method in methods]
+    codecs = [method_of(text) for text in compressor or default_catalog().compressors]
     declared = None if cluster is None else read_cluster(cluster)
-    with place.site(under_launcher=True) as deployment, progress_bar("Calibrating") as bar:
+    with place.site(under_launcher=True) as deployment, progress_bar("Calibrating") as show:
         known = declared or deployment.cluster
-        calibration = calibrate_at(deployment, job, known, codecs, bar.show)
+        calibration = calibrate_at(deployment, job, known, codecs, show)
     if calibration is None:
         return  # rank 0 reports
     situation, seconds = calibration.situation, calibration.seconds
@@ -188,7 +210,7 @@ def _rows(situation: Situation) -> list[dict[str, Any]]:
     codecs = [
         _row("codec", f"{name}: {what}", getattr(cost, what), "s")
         for name, cost in situation.machine.codecs.items()
-        for what in CODEC_COLUMNS
+        for what in CODEC_COST_NAMES
     ]
     costs = [
         _row("cost", what, FittedValue(getattr(situation.workload.costs, what).seconds), "s")
@@ -198,30 +220,30 @@ def _rows(situation: Situation) -> list[dict[str, Any]]:
 
 
 def _tables(situation: Situation) -> Iterator[Table]:
-    cluster, machine = situation.cluster, situation.machine
-    links = Table("link", "out", "in", "straggler delay")
-    for host in cluster.hosts:
-        late = host.late
-        delay = f"{late.probability:.0%}, by {late.delay}" if late.probability else "none"
-        links.add_row(host.name, str(host.nic.out), str(host.nic.into), delay)
-    for rack in cluster.racks:
-        if rack.uplink is not None:
-            links.add_row(f"{rack.name}'s uplink", str(rack.uplink.out), str(rack.uplink.into), "")
-    yield links
-    costs = Table("cost", "value", "relative std. dev.")
-    for name, row in _transport_rows(machine).items():
-        value, unit = row["value"], row["unit"]
-        text = f"{value:.1%}" if unit == RATE_FRACTION_UNIT else about(value, unit)
-        costs.add_row(name, text, f"{row['spread']:.0%}")
-    for part in STEP_COST_NAMES:
-        costs.add_row(f"{part} time", str(getattr(situation.workload.costs, part)), "")
-    yield costs
-    if machine.codecs:
-        per_bucket, *per_element = CODEC_COLUMNS
-        codecs = Table("compressor", per_bucket, *(f"{name} per element" for name in per_element))
-        for name, cost in machine.codecs.items():
-            codecs.add_row(name, *(about(getattr(cost, key).value, "s") for key in CODEC_COLUMNS))
-        yield codecs
+    cluster, costs = situation.cluster, situation.workload.costs
+    nics = [(host.name, host.nic, _delay_text(host.late)) for host in cluster.hosts]
+    uplinks = [
+        (f"{rack.name}'s uplink", rack.uplink, "")
+        for rack in cluster.racks
+        if rack.uplink is not None
+    ]
+    yield table_of([*nics, *uplinks], LINK_COLUMNS)
+    measured = [
+        (name, _cost_text(row["value"], row["unit"]), f"{row['spread']:.0%}")
+        for name, row in _transport_rows(situation.machine).items()
+    ]
+    profiled = [(f"{part} time", str(getattr(costs, part)), "") for part in STEP_COST_NAMES]
+    yield table_of([*measured, *profiled], COST_COLUMNS)
+    if situation.machine.codecs:
+        yield table_of(situation.machine.codecs.items(), CODEC_COLUMNS)
+
+
+def _delay_text(late: StragglerDelay) -> str:
+    return f"{late.probability:.0%}, by {late.delay}" if late.probability else "none"
+
+
+def _cost_text(value: float, unit: str) -> str:
+    return f"{value:.1%}" if unit == RATE_FRACTION_UNIT else about(value, unit)
 
 
 def _transport_rows(machine: Machine) -> dict[str, dict[str, Any]]:
@@ -243,13 +265,7 @@ def _transport_rows(machine: Machine) -> dict[str, dict[str, Any]]:
 
 
 def _row(kind: str, name: str, figure: FittedValue, unit: str) -> dict[str, Any]:
-    return {
-        "kind": kind,
-        "name": name,
-        "value": figure.value,
-        "spread": figure.spread,
-        "unit": unit,
-    }
+    return {"kind": kind, "name": name, **asdict(figure), "unit": unit}
 
 
 @with_bundles
@@ -269,7 +285,6 @@ def doctor(
     torchrun's or srun's workers. Exit code 1 if a check fails.
     """
     from thalweg.doctor.environment import paste as environment_lines
-    from thalweg.doctor.finding import failed
 
     diagnosis, deployment = _diagnosis(place, Duration.parse(timeout).seconds)
     if diagnosis is None:
@@ -292,7 +307,6 @@ def doctor(
 
 def _diagnosis(place: PlaceOptions, seconds: float) -> tuple[Diagnosis | None, Deployment]:
     """The diagnosis, and where it was made; no diagnosis if another launched rank reports it."""
-    from thalweg.bench.run_everywhere import Deployment, Report, Result, run_everywhere
     from thalweg.doctor.run_checks import Diagnosis, examine
 
     def work(rank: int, report: Report) -> Result:
@@ -304,9 +318,9 @@ def _diagnosis(place: PlaceOptions, seconds: float) -> tuple[Diagnosis | None, D
     where = (
         nullcontext(Deployment.of_this_process()) if unplaced else place.site(under_launcher=True)
     )
-    with where as deployment, progress_bar("Looking") as bar:
+    with where as deployment, progress_bar("Looking") as show:
         results = run_everywhere(
-            deployment, work, bar.show, timeout=DOCTOR_TIMEOUT_SECONDS, survives=True
+            deployment, work, show, timeout=DOCTOR_TIMEOUT_SECONDS, survives=True
         )
     for result in filter(None, results):
         return Diagnosis.unpacked(result), deployment

@@ -17,19 +17,18 @@ from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 import typer
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.status import Status
 
 import thalweg
 from thalweg import lab as labs
+from thalweg.bench.run_everywhere import ALONE, Deployment, Report
 from thalweg.errors import UsageError
 from thalweg.facts import Cluster, Duration, Rate, rack_sizes, read_cluster
-
-if TYPE_CHECKING:
-    from thalweg.bench.run_everywhere import Deployment
 
 PIPE_WIDTH_CHARACTERS = 120
 REDRAW_PERIOD_SECONDS = 0.1
@@ -84,15 +83,9 @@ class Output:
             write_file(Path(self.json_path), text)
 
 
-@contextmanager
-def working(what: str) -> Iterator[None]:
+def working(what: str) -> Status:
     """A spinner on a terminal while something long is done; nothing in a pipe."""
-    stderr = Console(stderr=True)
-    if not stderr.is_terminal:
-        yield
-        return
-    with stderr.status(f"{what} ..."):
-        yield
+    return Console(stderr=True).status(f"{what} ...")
 
 
 def write_file(path: Path, text: str) -> None:
@@ -112,44 +105,39 @@ def choice_line(chosen: Mapping[str, Any]) -> str:
     return f"from step {made.step}: {made} ({made.reason})"
 
 
-class Bar:
-    """A progress bar on a terminal, nothing in a pipe. It is drawn on each change, without a
-    thread: workers may be forked at any time."""
-
-    def __init__(self, what: str) -> None:
-        stderr = Console(stderr=True)
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[note]}"),
-            console=stderr,
-            transient=True,
-            auto_refresh=False,
-            disable=not stderr.is_interactive,
-        )
-        self._task = self._progress.add_task(what, note="")
-        self._drawn = 0.0
-
-    def show(self, done: int, total: int, note: str = "") -> None:
-        self._progress.start()
-        self._progress.update(self._task, completed=done, total=total, note=note)
-        if monotonic() - self._drawn >= REDRAW_PERIOD_SECONDS or done == total:
-            self._progress.refresh()
-            self._drawn = monotonic()
-
-    def end(self) -> None:
-        self._progress.stop()
-
-
 @contextmanager
-def progress_bar(what: str) -> Iterator[Bar]:
-    bar = Bar(what)
+def progress_bar(what: str) -> Iterator[Report]:
+    """A function that shows how much is done on a progress bar, with a note; nothing in a pipe.
+
+    The bar is drawn on each change, without a thread: workers may be forked at any time.
+    """
+    stderr = Console(stderr=True)
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[note]}"),
+        console=stderr,
+        transient=True,
+        auto_refresh=False,
+        disable=not stderr.is_interactive,
+    )
+    task = bar.add_task(what, note="")
+    drawn = 0.0
+
+    def show(done: int, total: int, note: str = "") -> None:
+        nonlocal drawn
+        bar.start()
+        bar.update(task, completed=done, total=total, note=note)
+        if monotonic() - drawn >= REDRAW_PERIOD_SECONDS or done == total:
+            bar.refresh()
+            drawn = monotonic()
+
     try:
-        yield bar
+        yield show
     finally:
-        bar.end()
+        bar.stop()
 
 
 def option(text: str, metavar: str | None = None, *names: str, **settings: Any) -> Any:
@@ -175,10 +163,9 @@ def with_bundles(command: Callable[..., T]) -> Callable[..., T]:
     """The command for typer: each dataclass among its parameters is replaced by its fields."""
     shown: list[Parameter] = []
     bundles: dict[str, Any] = {}
-    hints = get_type_hints(command, include_extras=True)
-    for name, own in signature(command).parameters.items():
-        if not is_dataclass(kind := hints[name]):
-            shown.append(own.replace(kind=Parameter.KEYWORD_ONLY, annotation=kind))
+    for name, own in signature(command, eval_str=True).parameters.items():
+        if not is_dataclass(kind := own.annotation):
+            shown.append(own.replace(kind=Parameter.KEYWORD_ONLY))
             continue
         bundles[name] = kind
         within = get_type_hints(kind, include_extras=True)
@@ -215,8 +202,8 @@ def lab_of(cluster: Cluster, loss: float = 0.0) -> Iterator[labs.Lab]:
     """A lab like this cluster until the context ends, without what the kernel lacks."""
     lab = labs.Lab.of(cluster, loss=loss, without_netem="go on")
     try:
-        with progress_bar("Building the lab") as bar:
-            lab.up(progress=bar.show)
+        with progress_bar("Building the lab") as show:
+            lab.up(progress=show)
         yield lab
     finally:
         lab.down()
@@ -232,7 +219,7 @@ class LinkOptions:
         str | None, option("Latency that a lab's uplink adds in each direction.", "DURATION")
     ] = None
     rank_order: Annotated[
-        str | None,
+        Literal["rack", "interleaved"] | None,
         option("Rank numbers in the lab: rack by rack, or round the racks.", "rack|interleaved"),
     ] = None
 
@@ -242,8 +229,6 @@ class LinkOptions:
 
     def cluster_of(self, layout: str) -> Cluster:
         """The cluster of a layout like 2x4, or of a file, which has its own links."""
-        if self.rank_order not in (None, "rack", "interleaved"):
-            raise UsageError(f"no rank order {self.rank_order!r}", "give rack or interleaved")
         if layout.endswith(".toml"):
             if self.describes_links:
                 raise links_error()
@@ -285,8 +270,6 @@ class PlaceOptions(LinkOptions):
     @contextmanager
     def site(self, *, under_launcher: bool = False) -> Iterator[Deployment]:
         """Local workers, a lab that exists until the context ends, or a launcher's workers."""
-        from thalweg.bench.run_everywhere import ALONE, Deployment  # imports torch: takes a second
-
         if under_launcher and (launched := Deployment.of_this_process()).launcher != ALONE:
             if (self.workers, self.lab) != (None, None):
                 raise UsageError("--workers and --lab can't be used under a launcher", "drop them")
@@ -296,7 +279,7 @@ class PlaceOptions(LinkOptions):
         if self.lab is None:
             yield Deployment(workers=self.workers or 0)
             return
-        with lab_of(self.lab_cluster()) as lab:
+        with lab_of(self.lab_cluster_of(self.lab)) as lab:
             yield Deployment.of_lab(lab)
 
     def refuse_if_unclear(self) -> None:
@@ -307,9 +290,6 @@ class PlaceOptions(LinkOptions):
             )
         if self.lab is None and self.describes_links:
             raise links_error()
-
-    def lab_cluster(self) -> Cluster:
-        return self.lab_cluster_of(self.lab or "")
 
     @property
     def settings(self) -> dict[str, str | None]:

@@ -18,9 +18,9 @@ from thalweg.declarations import Promise, listed, nearest
 from thalweg.errors import UsageError
 from thalweg.facts import Situation, about
 from thalweg.predict import Advice, Estimate, RankedPlan, advisor
-from thalweg.predict.advisor import optimizer_named
 from thalweg.predict.plan_detail import BusyLink, PlanDetail, plan_detail
 from thalweg.predict.step_simulator import BucketTimes
+from thalweg.report.advice import advice_page
 from thalweg.report.tables import table_of
 
 PROMISES = [promise.value for promise in Promise]
@@ -84,16 +84,16 @@ def advise(
     `thalweg simulate` shows one plan in depth.
     """
     acceptable, extra = _promise(allow), dict(map(_extra, extra_steps or ()))
-    named = None if optimizer is None else optimizer_named(optimizer)
+    named = None if optimizer is None else advisor.optimizer_named(optimizer)
     situation = situation_of(asked, supposed)
-    with progress_bar("Predicting") as bar:
+    with progress_bar("Predicting") as show:
         advice = advisor.advise(
             situation,
             allow=acceptable,
             optimizer=named,
             extra_steps=extra,
             sweep=html is not None,
-            progress=bar.show,
+            progress=show,
         )
     output.print(*filter(None, (advice.verdict, advice.hint(), _not_counted(advice))))
     columns = {
@@ -104,8 +104,6 @@ def advise(
     output.print(table_of(advice.ranking[:top], columns, title=job_title(situation)))
     _print_rest(output, advice, top, why_not)
     if html is not None:
-        from thalweg.report.advice import advice_page
-
         output.write("Page", html, advice_page(advice))
     output.write_json(
         "advise",

@@ -15,11 +15,10 @@ from thalweg.facts import about, read_cluster
 from thalweg.observe.journal import read_records
 from thalweg.observe.run_report import RunReport, run_report
 from thalweg.observe.timeline import timeline
+from thalweg.report import trace as traces
 from thalweg.report.run_page import RANK_COLUMNS, run_page
 from thalweg.report.tables import table_of
 from thalweg.report.tensorboard import write_scalars, writer_class
-from thalweg.report.trace import trace as traced
-from thalweg.report.trace import write_trace, writer_of
 
 STEP_RANGE_PATTERN = re.compile(r"(\d*):(\d*)")
 
@@ -49,7 +48,7 @@ def report(
     """
     first, last = _range(steps)
     if trace is not None:
-        writer_of(trace)
+        traces.writer_of(trace)
     if tensorboard is not None:
         writer_class()
     where = None if cluster is None else read_cluster(cluster)
@@ -67,7 +66,7 @@ def report(
     _print(output, overview)
     if trace is not None:
         with working("Writing the trace"):
-            write_trace(trace, traced(overview))
+            traces.write_trace(trace, traces.trace(overview))
         output.print(f"Trace: {trace} (open it in ui.perfetto.dev)")
     if tensorboard is not None:
         with working("Writing scalars"):
@@ -107,16 +106,17 @@ def _settings(records: Path, overview: RunReport) -> dict[str, Any]:
 
 
 def _print(output: Output, overview: RunReport) -> None:
-    steps = overview.timeline.steps
+    steps, lanes = overview.timeline.steps, overview.timeline.rank_timelines.values()
+    errors = [lane.error for lane in lanes if lane.error is not None]
     output.print(
         f"steps {steps[0]} to {steps[-1]} of {len(overview.accounts)} ranks: "
         f"{about(overview.seconds, 's')} per step",
         table_of(overview.accounts, RANK_COLUMNS),
     )
-    errors = [
-        lane.error for lane in overview.timeline.rank_timelines.values() if lane.error is not None
-    ]
-    lines = [f"straggler: {straggler}" for straggler in overview.stragglers] or ["no stragglers"]
-    lines += map(str, overview.notes)
-    lines += [f"clock error at most {about(max(errors), 's')}"] if errors else []
-    output.print(*lines, *overview.timeline.remarks, soft_wrap=True)
+    output.print(
+        *([f"straggler: {straggler}" for straggler in overview.stragglers] or ["no stragglers"]),
+        *map(str, overview.notes),
+        *([f"clock error at most {about(max(errors), 's')}"] if errors else []),
+        *overview.timeline.remarks,
+        soft_wrap=True,
+    )

@@ -12,10 +12,11 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.table import Table
 
+from thalweg.bench.run_everywhere import Deployment
 from thalweg.cli.options import Output, lab_of, names_among, option, progress_bar, with_bundles
 from thalweg.declarations import listed
 from thalweg.errors import RunError, UsageError
-from thalweg.facts import Duration, Rate, Size, read_machine
+from thalweg.facts import Duration, Rate, Size, grouped, read_machine
 from thalweg.predict.assumptions import assumed_machine
 from thalweg.report.tables import blank_table
 from thalweg.studies.compression import (
@@ -116,11 +117,7 @@ def _settings(study: CompressionStudy) -> dict[str, Any]:
 
 def _by(rows: Sequence[Row], key: str) -> dict[Any, list[Row]]:
     """The rows by their value of this key."""
-    return {value: [row for row in rows if row[key] == value] for value in _values(rows, key)}
-
-
-def _values(rows: Sequence[Row], key: str) -> list[Any]:
-    return list(dict.fromkeys(row[key] for row in rows))
+    return grouped((row[key], row) for row in rows)
 
 
 def _count(cases: Sequence[Row]) -> dict[str, int]:
@@ -129,9 +126,9 @@ def _count(cases: Sequence[Row]) -> dict[str, int]:
 
 def _wins_table(study: CompressionStudy) -> Table:
     """A row for each method: wins at each rate, and the rate below which it pays for each model."""
-    headings = [*(f"{rate:g}" for rate in _values(study.cases, "gbps"))]
+    headings = [f"{rate:g}" for rate in _by(study.cases, "gbps")]
     each_cell = len(study.cases) // (len(headings) * len(study.constants.methods))
-    headings += _values(study.break_evens, "model")
+    headings += _by(study.break_evens, "model")
     table = blank_table(
         "method",
         *(f">{heading}" for heading in headings),
@@ -150,12 +147,13 @@ def _speed(row: Row) -> str:
 
 
 def _lines(study: CompressionStudy) -> list[str]:
-    won, of = wins(study.cases)
-    lines = [f"Compression wins in {won} of {of} configurations"]
+    lines = ["Compression wins in {} of {} configurations".format(*wins(study.cases))]
     if study.in_data_centres:
         won, of = wins(study.in_data_centres)
-        lines[0] += f", and in {won} of {of} on links of {DATA_CENTRE_GBPS:g} Gbit/s and more"
-        lines[0] += "; the paper reports 6 of more than 200 in data centres"
+        lines[0] += (
+            f", and in {won} of {of} on links of {DATA_CENTRE_GBPS:g} Gbit/s and more; the paper "
+            "reports 6 of more than 200 in data centres"
+        )
     ratios = ", ".join("{model} ({batch}) {ratio:.2g}x".format(**row) for row in study.ratios)
     lines += [
         f"At {DATA_CENTRE_GBPS:g} Gbit/s it would suffice, at no cost, to be smaller by: {ratios}",
@@ -232,12 +230,12 @@ def bench_stragglers(
         seed=seed,
     )
 
-    from thalweg.bench.run_everywhere import Deployment  # torch takes a second: not before mistakes
+    # torch takes a second: not before mistakes
     from thalweg.studies.stragglers.tables import draw_stragglers, run_straggler_study, table_of
 
-    with lab_of(trial.tree.cluster(rate)) as lab, progress_bar("Measuring") as bar:
+    with lab_of(trial.tree.cluster(rate)) as lab, progress_bar("Measuring") as show:
         deployment = Deployment.of_lab(lab)
-        results = run_straggler_study(trial, chosen, deployment, rate, bar.show)
+        results = run_straggler_study(trial, chosen, deployment, rate, show)
     wrong = [row for rows in results.values() for row in rows if not row["exact"]]
     errors = dict.fromkeys(f"{row['scheme']}: {row['error']}" for row in wrong if row["error"])
     notes = [*errors, *STRAGGLER_NOTES, *deployment.notes]

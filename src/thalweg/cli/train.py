@@ -90,12 +90,12 @@ def train(
         records=records,
     )
     where, what = place.site(under_launcher=True), f"Training {job.name} under {sync}"
-    with where as deployment, progress_bar(what) as bar:
+    with where as deployment, progress_bar(what) as show:
 
-        def show(message: Mapping[str, Any]) -> None:
-            bar.show(message["step"], steps, f"loss {message['loss']:.3f}")
+        def on_report(message: Mapping[str, Any]) -> None:
+            show(message["step"], steps, f"loss {message['loss']:.3f}")
 
-        results = train_everywhere(deployment, job, sync, recipe, show, restarts)
+        results = train_everywhere(deployment, job, sync, recipe, on_report, restarts)
     if not results:
         return  # rank 0 reports them
     rows = step_rows(results)
@@ -121,19 +121,22 @@ def train(
 
 
 def _result_text(job: Job, sync: str, workers: int, result: Mapping[str, Any]) -> str:
-    lines = [f"{job.name} under {sync} on {counted(workers, 'worker')}: step {result['steps']}"]
-    if result["seconds_per_step"] is not None:
-        took = about(result["seconds_per_step"], "s")
-        lines.append(f"loss {result['final_loss']:.4f}, {took} per step")
-    lines.append(f"validation {job.metric} {result['metric']:.4f}")
-    lines.append(f"replicas: {'bitwise identical' if result['identical'] else 'different'}")
-    lines += [
-        f"from step {made['step']}: {made['kept_apart']} ({made['reason']})"
-        for made in result["adjustments"]
-    ]
-    lines += [f"at step {i['step']}: {i['reason']}" for i in result["incidents"]]
-    lines += [choice_line(chosen) for chosen in result["choices"]]
-    return "\n".join(lines)
+    seconds, loss = result["seconds_per_step"], result["final_loss"]
+    timed = [] if seconds is None else [f"loss {loss:.4f}, {about(seconds, 's')} per step"]
+    return "\n".join(
+        [
+            f"{job.name} under {sync} on {counted(workers, 'worker')}: step {result['steps']}",
+            *timed,
+            f"validation {job.metric} {result['metric']:.4f}",
+            f"replicas: {'bitwise identical' if result['identical'] else 'different'}",
+            *(
+                f"from step {made['step']}: {made['kept_apart']} ({made['reason']})"
+                for made in result["adjustments"]
+            ),
+            *(f"at step {i['step']}: {i['reason']}" for i in result["incidents"]),
+            *map(choice_line, result["choices"]),
+        ]
+    )
 
 
 @with_bundles
@@ -169,14 +172,14 @@ def verify(
     variants = names_among(known, variant, "--variant", "variant") if variant else known
     job = find_job(model)
     Duration.parse(timeout)
-    with progress_bar(f"Training {job.name}") as bar:
+    with progress_bar(f"Training {job.name}") as show:
         rows = verify(
             job,
             plans,
             workers=workers,
             recipe=Recipe(steps=steps, timeout=timeout),
             variants=variants,
-            progress=bar.show,
+            progress=show,
             timeout=VERIFY_TIMEOUT_SECONDS,
         )
     title = f"{job.name}, {counted(steps, 'step')} on {counted(workers, 'worker')}, against DDP"

@@ -24,6 +24,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from itertools import accumulate, pairwise
 from math import prod
 
 import numpy as np
@@ -208,25 +209,20 @@ def _block_sizes(code: Code, capacities: Sequence[Fraction]) -> list[Fraction]:
 
 
 def _cut(pool: Iterable[Stretch], sizes: Sequence[Fraction]) -> list[list[Stretch]]:
-    """The pool in consecutive blocks of these sizes, which are fractions of the pool."""
-    whole = list(pool)
-    total = sum((stop - start for start, stop, _ in whole), start=Fraction(0))
-    blocks: list[list[Stretch]] = []
-    for size in sizes[:-1]:
-        block, whole = _take(whole, size * total)
-        blocks.append(block)
-    return [*blocks, whole]
-
-
-def _take(stretches: list[Stretch], amount: Fraction) -> tuple[list[Stretch], list[Stretch]]:
-    taken: list[Stretch] = []
-    for index, (start, stop, weight) in enumerate(stretches):
-        if amount < stop - start:
-            ahead = [(start, start + amount, weight)] if amount else []
-            return taken + ahead, [(start + amount, stop, weight), *stretches[index + 1 :]]
-        taken.append((start, stop, weight))
-        amount -= stop - start
-    return taken, []
+    """The pool in consecutive blocks of these sizes, which are fractions of the pool and add up to
+    one."""
+    stretches = list(pool)
+    total = sum((stop - start for start, stop, _ in stretches), start=Fraction(0))
+    bounds = [bound * total for bound in accumulate(sizes, initial=Fraction(0))]
+    blocks: list[list[Stretch]] = [[] for _ in sizes]
+    at = Fraction(0)
+    for start, stop, weight in stretches:
+        for block, (low, high) in zip(blocks, pairwise(bounds), strict=True):
+            begin, end = max(start, start + low - at), min(stop, start + high - at)
+            if begin < end:
+                block.append((begin, end, weight))
+        at += stop - start
+    return blocks
 
 
 def _keep(share: Iterable[Stretch], part: Fraction) -> tuple[list[Stretch], list[Stretch]]:

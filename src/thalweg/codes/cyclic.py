@@ -33,24 +33,13 @@ def matrix(members: int, stragglers: int, seed: int) -> Matrix:
 
 
 @cache
-def best_seed(members: int, stragglers: int) -> int:
-    """The seed whose code amplifies rounding errors least."""
-    if not stragglers or members > MAX_CODE_DRAW_CHILDREN:
-        return 0
-    return min(
-        range(CODE_DRAW_COUNT), key=lambda seed: amplification(drawn(members, stragglers, seed))
-    )
-
-
-@cache
-def drawn(members: int, stragglers: int, seed: int) -> LinearCode:
-    return LinearCode(members, stragglers, matrix(members, stragglers, seed))
-
-
-@cache
 def cyclic(members: int, stragglers: int) -> LinearCode:
+    """The code that amplifies rounding errors least, of those that are drawn."""
     refuse_what_does_not_fit(members, members, stragglers)
-    return drawn(members, stragglers, best_seed(members, stragglers))
+    draws = CODE_DRAW_COUNT if stragglers and members <= MAX_CODE_DRAW_CHILDREN else 1
+    matrices = (matrix(members, stragglers, seed) for seed in range(draws))
+    codes = [LinearCode(members, stragglers, drawn) for drawn in matrices]
+    return min(codes, key=amplification) if draws > 1 else codes[0]
 
 
 CODE = CodeFamily(

@@ -1,5 +1,7 @@
 """Small signed integers of 2 to 8 bits, row by row in whole bytes: two's complement, first element
-in the lowest bits. Three classes pack the same bytes, each as fast as its width allows.
+in the lowest bits. Three classes pack the same bytes, each as fast as its width allows: `pack` from
+int8 integers in adjoining rows, `unpack` to float32 in adjoining rows. Both may overwrite their
+first argument.
 
 Stochastic rounding to whole levels is floor(x + u), u uniform in [0, 1), so that E = x: it equals
 rounding |x| in this manner and restoring the sign. u has 16 bits, and x is rounded to as many after
@@ -8,8 +10,6 @@ the point when they are added, so the expectation is right to 2^-17 of a level.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 from numpy.random import BitGenerator
 
@@ -17,16 +17,6 @@ from thalweg.compress.codec import Array
 
 FLOAT32_BITS_OF_128 = np.uint32(0x43000000)  # with k in the low bits, 128 + k / 2^16
 INT8_SIGN_BIT = np.uint8(0x80)
-
-
-class Packing(Protocol):
-    """Packs rows of integers into bytes and back; both may overwrite their first argument."""
-
-    def pack(self, integers: Array, into: Array) -> None:
-        """Pack int8 integers in adjoining rows into bytes."""
-
-    def unpack(self, packed: Array, out: Array) -> None:
-        """Unpack bytes to float32 in adjoining rows."""
 
 
 def packing(bits: int, count: int, rows: int) -> Packing:
@@ -127,6 +117,9 @@ class Shifted:
         fields ^= sign
         fields -= sign
         out[...] = fields.view(np.int8)[:, : self._count]
+
+
+Packing = Bytes | WholeFractions | Shifted
 
 
 def _step(width: int, spacing: int) -> tuple[np.uint64, ...]:

@@ -38,9 +38,6 @@ class DGC(Sparse):
             velocity += gradient[place]
             residual[place] += velocity
 
-    def choose(self, values: Array, k: int, source: np.random.Generator) -> Array:
-        return self.selection.largest(values, k, source)
-
     def clear(self, values: Array, sent: Array) -> None:
         """Clear the velocity, too, so that elements that were sent don't go on in the old direction
         (momentum factor masking)."""

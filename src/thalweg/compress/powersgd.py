@@ -90,16 +90,13 @@ class Factors:
         vanish; replace a zero row by one from N(0, 1), the same on all ranks."""
         largest = np.maximum.reduceat(np.abs(self.vector), self._rows)
         if not largest.all():
-            self._draw_zero_rows(step)
+            for name, matrix in self.by_name.items():
+                zero = ~matrix.any(axis=1)
+                if zero.any():
+                    drawn = generator(step, name).standard_normal(matrix.shape, np.float32)
+                    matrix[zero] = drawn[zero]
             largest = np.maximum.reduceat(np.abs(self.vector), self._rows)
         self.vector /= np.repeat(largest, self._lengths)
-
-    def _draw_zero_rows(self, step: int) -> None:
-        for name, matrix in self.by_name.items():
-            zero = ~matrix.any(axis=1)
-            if zero.any():
-                drawn = generator(step, name).standard_normal(matrix.shape, np.float32)
-                matrix[zero] = drawn[zero]
 
 
 class LowRank(SummableCodec):

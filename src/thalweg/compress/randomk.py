@@ -8,6 +8,7 @@ others move later.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import partial
 
@@ -64,26 +65,45 @@ random_sparsifier = partial(
 )
 
 
-class RandomK(SummableCodec):
+class SharedPlaces(SummableCodec):
+    """A codec that sends the elements at places that are the same on all ranks, so the residual is
+    `values` without them."""
+
     def __init__(self, *layout: *Layout, ratio: float) -> None:
         super().__init__(*layout)
-        counts = [kept_elements(segment.elements, ratio) for segment in self.segments]
-        self._strata = [Strata(s.elements, k) for s, k in zip(self.segments, counts, strict=True)]
-        self._indices = np.empty(sum(counts), np.intp)
-        self._payload = np.empty(sum(counts), np.float32)
+        self.counts = [kept_elements(segment.elements, ratio) for segment in self.segments]
+        self._payload = np.empty(sum(self.counts), np.float32)
+
+    @abstractmethod
+    def places(self, step: int) -> Iterator[tuple[slice, slice | Array]]:
+        """The places of elements in the payload, each with theirs in the vector."""
 
     def rounds(self, values: Array, out: Array, step: int, *, keep: bool) -> Iterator[Array]:
-        indices, at = self._indices, 0
-        for segment, strata in zip(self.segments, self._strata, strict=True):
-            drawn = strata.draw(generator(step, segment.name))
-            np.add(drawn, segment.start, out=indices[at : at + len(drawn)])
-            at += len(drawn)
-        self._payload[:] = values[indices]
+        places = list(self.places(step))
+        for sent, place in places:
+            self._payload[sent] = values[place]
         yield self._payload
         out[:] = 0
-        out[indices] = self._payload
-        if keep:
-            values[indices] = 0
+        for sent, place in places:
+            out[place] = self._payload[sent]
+            if keep:
+                values[place] = 0
+
+
+class RandomK(SharedPlaces):
+    def __init__(self, *layout: *Layout, ratio: float) -> None:
+        super().__init__(*layout, ratio=ratio)
+        elements = [segment.elements for segment in self.segments]
+        self._strata = [Strata(n, k) for n, k in zip(elements, self.counts, strict=True)]
+        self._indices = np.empty(sum(self.counts), np.intp)
+
+    def places(self, step: int) -> Iterator[tuple[slice, Array]]:
+        at = 0
+        for segment, strata, k in zip(self.segments, self._strata, self.counts, strict=True):
+            sent = slice(at, at + k)
+            drawn = strata.draw(generator(step, segment.name))
+            yield sent, np.add(drawn, segment.start, out=self._indices[sent])
+            at += k
 
 
 COMPRESSOR = random_sparsifier(

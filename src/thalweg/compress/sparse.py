@@ -13,7 +13,6 @@ all.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import sqrt
@@ -145,9 +144,9 @@ class Sparse(GatheredCodec):
         self.nbytes = 8 * len(self._chosen)
         self.selection = Selection(max(segment.elements for segment in self.segments))
 
-    @abstractmethod
     def choose(self, values: Array, k: int, source: np.random.Generator) -> Array:
-        """The places of at most k elements of a tensor."""
+        """The places of at most k elements of a tensor: of exactly the k largest, by default."""
+        return self.selection.largest(values, k, source)
 
     def encode(self, values: Array, payload: Array, step: int, rank: int, *, keep: bool) -> None:
         chosen, count = self._chosen, 0

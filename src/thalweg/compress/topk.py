@@ -25,7 +25,7 @@ class TopK(Sparse):
 
     def choose(self, values: Array, k: int, source: np.random.Generator) -> Array:
         if self._exact:
-            return self.selection.largest(values, k, source)
+            return super().choose(values, k, source)
         return self.selection.largest(values, k, source, deviations=1.5, fewest=ceil(0.95 * k))
 
 

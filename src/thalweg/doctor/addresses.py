@@ -17,10 +17,10 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
+from math import inf
 from queue import Empty, SimpleQueue
 from threading import Thread
 from time import monotonic
-from typing import NamedTuple
 
 import psutil
 
@@ -60,11 +60,8 @@ class Interface:
         )
 
 
-class InterfaceChoice(NamedTuple):
-    """The reason for which an interface was chosen, and whether a variable names it."""
-
-    reason: str
-    is_named: bool
+Reasons = tuple[str, str]
+"""The reason for which an interface was chosen, and the one for which others weren't."""
 
 
 def list_interfaces() -> list[Interface]:
@@ -97,13 +94,13 @@ def is_named(environment: Mapping[str, str]) -> bool:
     return any(map(environment.get, INTERFACE_VARIABLES))
 
 
-def choice(rendezvous: str | None, environment: Mapping[str, str]) -> InterfaceChoice:
-    """The reason for the interface that `own_address` chooses in this environment."""
+def choice(rendezvous: str | None, environment: Mapping[str, str]) -> Reasons:
+    """The reasons for the interface that `own_address` chooses in this environment."""
     for variable in filter(environment.get, INTERFACE_VARIABLES):
-        return InterfaceChoice(f"{variable} names it", True)
+        return f"{variable} names it", "not named"
     if rendezvous is None:
-        return InterfaceChoice("this process is alone", False)
-    return InterfaceChoice(f"on the route to {rendezvous}, the rendezvous address", False)
+        return "this process is alone", "not on the route"
+    return f"on the route to {rendezvous}, the rendezvous address", "not on the route"
 
 
 def unusable(interface: Interface) -> str:
@@ -118,31 +115,29 @@ def unusable(interface: Interface) -> str:
     return next((reason for reason, applies in reasons.items() if applies), "")
 
 
-def rejected(interface: Interface, chosen: InterfaceChoice) -> str:
-    """The reason for which this interface wasn't chosen."""
-    return unusable(interface) or ("not named" if chosen.is_named else "not on the route")
-
-
-def judge(address: str, why: InterfaceChoice, interfaces: Sequence[Interface]) -> Finding:
-    """The finding on the chosen address; `why` is the reason for it."""
+def judge(address: str, reasons: Reasons, interfaces: Sequence[Interface]) -> Finding:
+    """The finding on the address that was chosen for these reasons."""
+    why, why_not = reasons
     chosen = holder(address, interfaces)
     name = chosen.name if chosen else "no interface"
     others = [other for other in interfaces if other is not chosen]
-    detail = f"{name} {address}{_speed(chosen)}: {why.reason}"
+    detail = f"{name} {address}{_speed(chosen)}: {why}"
     if others:
-        detail += "; not " + ", ".join(f"{o.name} ({rejected(o, why)})" for o in others)
-    faster = _faster(chosen, others)
+        detail += "; not " + ", ".join(f"{o.name} ({unusable(o) or why_not})" for o in others)
+    slow = FASTER_INTERFACE_FACTOR * chosen.mbps if chosen and chosen.mbps > 0 else inf
+    faster = [other for other in others if other.mbps >= slow and not unusable(other)]
+    fastest = max(faster, key=lambda other: other.mbps, default=None)
     if chosen is not None and VIRTUAL_INTERFACE_PATTERN.match(chosen.name):
         return warn(
             "interface",
             f"{detail}; {name} is for containers, and other hosts hardly reach it",
             "name the one that leads to the other hosts: THALWEG_IFNAME",
         )
-    if faster is not None:
+    if fastest is not None:
         return warn(
             "interface",
-            f"{detail}; {faster.name} {faster.useful[0]} is faster{_speed(faster)}",
-            f"set THALWEG_IFNAME={faster.name} (and GLOO_SOCKET_IFNAME) if it leads to the other "
+            f"{detail}; {fastest.name} {fastest.useful[0]} is faster{_speed(fastest)}",
+            f"set THALWEG_IFNAME={fastest.name} (and GLOO_SOCKET_IFNAME) if it leads to the other "
             "hosts",
         )
     return ok("interface", detail)
@@ -155,17 +150,8 @@ def judge_alone(
     default = own_address(EXTERNAL_ADDRESS, {})
     if is_named(environment) or is_loopback(default):
         return judge(address, choice(None, environment), interfaces)
-    reason = "the default route; a job takes the one on the route to MASTER_ADDR"
-    return judge(default, InterfaceChoice(reason, False), interfaces)
-
-
-def _faster(chosen: Interface | None, others: Sequence[Interface]) -> Interface | None:
-    """The fastest of the other interfaces, if it is usable and much faster than the chosen one."""
-    if chosen is None or chosen.mbps <= 0:
-        return None
-    usable = [other for other in others if not unusable(other)]
-    best = max(usable, key=lambda other: other.mbps, default=None)
-    return best if best is not None and best.mbps >= FASTER_INTERFACE_FACTOR * chosen.mbps else None
+    why = "the default route; a job takes the one on the route to MASTER_ADDR"
+    return judge(default, (why, "not on the route"), interfaces)
 
 
 def _speed(interface: Interface | None) -> str:
@@ -190,10 +176,10 @@ def addresses_of(name: str, patience: float = LOOKUP_TIMEOUT_SECONDS) -> Lookup:
     return _bounded(look_up, patience)
 
 
-def name_of(address: str, patience: float = LOOKUP_TIMEOUT_SECONDS) -> Lookup:
+def name_of(address: str) -> Lookup:
     """The name of an address, looked up as torch does: IPv4 mapped to IPv6."""
     mapped = address if ":" in address else f"::ffff:{address}"
-    return _bounded(lambda: [socket.getnameinfo((mapped, 0), 0)[0]], patience)
+    return _bounded(lambda: [socket.getnameinfo((mapped, 0), 0)[0]], LOOKUP_TIMEOUT_SECONDS)
 
 
 def _bounded(look_up: Callable[[], list[str]], patience: float) -> Lookup:

@@ -106,17 +106,16 @@ def _backends() -> list[str]:
 
 
 def version_findings(ranks: Sequence[RankFacts]) -> list[Finding]:
-    listed = ", ".join(f"{name} {version}" for name, version in ranks[0].versions.items())
-    return version_differences(ranks) or [ok("versions", f"the same on all ranks: {listed}")]
-
-
-def version_differences(ranks: Sequence[RankFacts]) -> list[Finding]:
-    """One finding per package whose version differs; patch versions of Python don't count."""
+    """One finding per package whose version differs, or one that all are the same; patch versions
+    of Python don't count."""
     findings = []
     for name in versions():
         parts = 2 if name == "python" else None
-        known = [facts for facts in ranks if name in facts.versions]
-        held = _by_value((".".join(f.versions[name].split(".")[:parts]), f) for f in known)
+        held = _by_value(
+            (".".join(facts.versions[name].split(".")[:parts]), facts)
+            for facts in ranks
+            if name in facts.versions
+        )
         if len(held) > 1:
             listed = "; ".join(f"{together(there)}: {version}" for version, there in held)
             usual, odd = held[-1][0], held[0][1]
@@ -129,7 +128,8 @@ def version_differences(ranks: Sequence[RankFacts]) -> list[Finding]:
             findings.append(
                 verdict("versions", f"{name} differs: {listed}", remedy, odd, named=True)
             )
-    return findings
+    listed = ", ".join(f"{name} {version}" for name, version in ranks[0].versions.items())
+    return findings or [ok("versions", f"the same on all ranks: {listed}")]
 
 
 def _by_value(values: Iterable[tuple[str, RankFacts]]) -> list[tuple[str, list[RankFacts]]]:
@@ -140,12 +140,10 @@ def _by_value(values: Iterable[tuple[str, RankFacts]]) -> list[tuple[str, list[R
 def secret_findings(ranks: Sequence[RankFacts]) -> list[Finding]:
     """A comparison of the secrets' fingerprints, of the ranks that could read theirs."""
     held = _by_value((facts.secret, facts) for facts in ranks if facts.secret is not None)
-    fingerprints = [fingerprint for fingerprint, _ in held]
     if len(held) < 2:
-        detail = "none is set" if fingerprints == ["absent"] else "the same on all ranks"
-        return [ok("secret", detail)] if held else []
-    lacking = fingerprints[:-1] == ["absent"]
-    problem = "no job secret, and the others have one"
-    detail = problem if lacking else "another job secret than the others"
+        same = {"absent": "none is set"}
+        return [ok("secret", same.get(each, "the same on all ranks")) for each, _ in held]
+    other = {"absent": "no job secret, and the others have one"}
+    detail = "another job secret than the others"
     remedy = "set THALWEG_SECRET, or THALWEG_SECRET_FILE, to the same on all workers"
-    return [fail("secret", detail, remedy, [facts for _, odd in held[:-1] for facts in odd])]
+    return [fail("secret", other.get(each, detail), remedy, odd) for each, odd in held[:-1]]

@@ -190,11 +190,9 @@ def summed_up(findings: Iterable[Finding]) -> list[Finding]:
 
 def _merged(findings: Sequence[Finding]) -> Finding:
     """One finding for all of them, with the detail of the first."""
-    first, *more = findings
-    if not more:
-        return first
-    first = _of_all(first, [finding for finding in findings if finding.detail == first.detail])
-    others = len({rank for finding in more for rank in finding.ranks} - {*first.ranks})
+    equal = [finding for finding in findings if finding.detail == findings[0].detail]
+    first = _of_all(findings[0], equal)
+    others = len({rank for finding in findings for rank in finding.ranks} - {*first.ranks})
     if others:
         detail = f"{first.text} ({others} more rank{'s' if others > 1 else ''} likewise)"
         first = replace(first, detail=detail, names_them=True)

@@ -22,13 +22,13 @@ from contextlib import suppress
 from functools import reduce
 from operator import or_
 from pathlib import Path
-from time import monotonic, sleep
 from typing import NoReturn
 
 import torch
 
 from thalweg.doctor.finding import Finding, RankFacts, by_host, fail, ok, warn
 from thalweg.facts import about
+from thalweg.launch.root_cause import signal_name
 from thalweg.launch.worker_process import fork
 
 BASE_OPEN_FILE_COUNT = 64
@@ -91,11 +91,6 @@ def buffers() -> dict[str, int]:
     return sizes
 
 
-def buffers_alone(sizes: Mapping[str, int]) -> Finding:
-    listed = ", ".join(f"{name} {about(nbytes, 'B')}" for name, nbytes in sizes.items())
-    return ok("buffers", listed or "unknown on this system")
-
-
 def buffers_for(
     ranks: Sequence[RankFacts],
     rates: Mapping[tuple[int, int], float],
@@ -105,10 +100,8 @@ def buffers_for(
     receiver."""
     known = {facts.rank: facts for facts in ranks}
     findings = []
-    largest = 0.0
-    for (source, target), rate in rates.items():
-        nbytes = rate / 8 * round_trips.get((source, target), 0.0)
-        largest = max(largest, nbytes)
+    products = {flow: rate / 8 * round_trips.get(flow, 0.0) for flow, rate in rates.items()}
+    for (source, target), nbytes in products.items():
         for facts, setting in ((known[source], "tcp_wmem"), (known[target], "tcp_rmem")):
             allowed = facts.buffers.get(setting)
             if allowed is not None and 2 * nbytes > allowed:
@@ -121,24 +114,25 @@ def buffers_for(
                 findings.append(warn("buffers", detail, remedy, [facts]))
     if findings or not ranks:
         return findings
-    listed = buffers_alone(ranks[0].buffers).detail
-    needed = f"; {about(2 * largest, 'B')} are needed for rate x round trip" if rates else ""
-    return [ok("buffers", listed + needed)]
+    sizes = [f"{name} {about(nbytes, 'B')}" for name, nbytes in ranks[0].buffers.items()]
+    listed = ", ".join(sizes) or "unknown on this system"
+    if products:
+        listed += f"; {about(2 * max(products.values()), 'B')} are needed for rate x round trip"
+    return [ok("buffers", listed)]
 
 
 def bfloat16() -> Finding:
     """Try a product; call it before this process has threads: a fork keeps its parent's locks."""
-    code = _outcome(fork(_try))
+    code = os.waitstatus_to_exitcode(os.waitpid(fork(_try), 0)[1])
     if code == 0:
         return ok("bfloat16", "a product works")
     announced = ""
     with suppress(OSError):
         if "amx_tile" in Path("/proc/cpuinfo").read_text():
             announced = " (AMX is announced)"
-    died = "hangs" if code is None else f"dies of exit code {code}"
-    if code is not None and code < 0:
-        names = {known.value: known.name for known in signal.Signals}
-        died = f"dies of {names.get(-code, f'signal {-code}')}"
+    died = f"dies of {signal_name(-code) if code < 0 else f'exit code {code}'}"
+    if code == -signal.SIGALRM:
+        died = "hangs"
     return fail(
         "bfloat16",
         f"a product of bfloat16 matrices {died} on this processor{announced}",
@@ -166,11 +160,14 @@ def threads(ranks: Sequence[RankFacts]) -> list[Finding]:
 
 
 def _try() -> NoReturn:
-    """Try a product in the child process, which leaves no core dump."""
+    """Try a product in the child process, which leaves no core dump, and ends by SIGALRM if the
+    product hangs."""
     code = 1
     try:
         faulthandler.disable()
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, CHILD_TIMEOUT_SECONDS)
         code = 0 if product_is_right() else 1
     finally:
         os._exit(code)
@@ -180,16 +177,3 @@ def product_is_right() -> bool:
     torch.set_num_threads(1)
     ones = torch.ones(TEST_MATRIX_SIDE_ELEMENTS, TEST_MATRIX_SIDE_ELEMENTS, dtype=torch.bfloat16)
     return float((ones @ ones)[0, 0]) == TEST_MATRIX_SIDE_ELEMENTS
-
-
-def _outcome(pid: int) -> int | None:
-    """The exit code of the child, negative for a signal; None if it hung and was killed."""
-    deadline = monotonic() + CHILD_TIMEOUT_SECONDS
-    while monotonic() < deadline:
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        if ended:
-            return os.waitstatus_to_exitcode(status)
-        sleep(0.005)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    return None

@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 
 from thalweg.doctor import addresses, limits
-from thalweg.doctor.environment import cores, version_differences, versions
+from thalweg.doctor.environment import cores, version_findings, versions
 from thalweg.doctor.finding import Finding, RankFacts, fail, ok, warn
 from thalweg.errors import ThalwegError
 from thalweg.facts import about, read_cluster
@@ -99,8 +99,7 @@ def local_checks(assignment: RankAssignment) -> tuple[RankFacts, Variables]:
     )
     if alone:
         facts.findings.append(addresses.host_name_alone(host, lookup, facts.gloo_interface))
-        facts.findings.append(limits.buffers_alone(facts.buffers))
-        facts.findings.extend(limits.threads([facts]))
+        facts.findings.extend([*limits.buffers_for([facts], {}, {}), *limits.threads([facts])])
     return facts, variables
 
 
@@ -183,7 +182,7 @@ def _judged(world: World) -> list[Finding]:
     if local_rank in (0, "0") and any(other.host != own.host for other in others):
         found += _about_host(world, own, others)
     found = [finding if finding.ranks else finding.at(own.rank, own.name) for finding in found]
-    return found + (version_differences(others) if world.rank == 0 else [])
+    return found + (version_findings(others) if world.rank == 0 else [])
 
 
 def _about_host(world: World, own: RankFacts, others: Sequence[RankFacts]) -> list[Finding]:

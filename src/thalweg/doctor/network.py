@@ -33,13 +33,14 @@ from typing import Any
 
 from thalweg.doctor.finding import Finding, RankFacts, by_host, fail, ok, together, warn
 from thalweg.doctor.ping import PING_OK, WRONG_PEER_TEXT, PingResult
-from thalweg.facts import about
+from thalweg.facts import about, grouped
 
 MAX_CLOCK_SKEW_SECONDS = 0.1
 FIREWALL_REMEDY = "let all TCP ports through between these hosts"
 INTERFACE_REMEDY = (
     "name an interface that all hosts share: THALWEG_IFNAME, and GLOO_SOCKET_IFNAME for torch"
 )
+UNREACHED_REMEDY = f"{INTERFACE_REMEDY}; if that is the right one, {FIREWALL_REMEDY}"
 REACHABILITY_REMEDIES = {
     "timed out": f"{FIREWALL_REMEDY}; if none is closed, {INTERFACE_REMEDY}",
     "refused": f"{FIREWALL_REMEDY} (it rejects), and see that no other host has the same address",
@@ -79,59 +80,57 @@ def unreachable(ranks: Sequence[RankFacts], pings: Sequence[PingResult]) -> list
     broken = {pair: outcome for pair, outcome in outcomes.items() if outcome != PING_OK}
     if not broken:
         tried, all_pairs = len(pings), len(ranks) * (len(ranks) - 1)
-        detail = f"all {tried} ordered pairs of ranks reach each other"
+        which = f"all {tried} ordered pairs of ranks"
         if tried < all_pairs:
-            which = f"{tried} of {all_pairs} ordered pairs of ranks"
-            detail = f"{which} were tried, and reach each other"
-        return [ok("reachability", detail)]
+            which = f"{tried} of {all_pairs} ordered pairs of ranks were tried, and"
+        return [ok("reachability", f"{which} reach each other")]
     known = {facts.rank: facts for facts in ranks}
     findings: list[Finding] = []
     explained: set[tuple[int, int]] = set()
     for facts in ranks:
-        into = {pair for pair in outcomes if pair[1] == facts.rank}
-        out = {pair for pair in outcomes if pair[0] == facts.rank}
-        if len(into) > 1 and into <= broken.keys():
-            failures = {broken[pair] for pair in into}
-            detail = f"nobody reaches {facts.label} at {_where(facts)}: {_words(failures)}"
-            remedy = f"{INTERFACE_REMEDY}; if that is the right one, {FIREWALL_REMEDY}"
-            findings.append(fail("reachability", detail, remedy, [facts], named=True))
-            explained |= into
-        if len(out) > 1 and out <= broken.keys() and not out <= explained:
-            failures = {broken[pair] for pair in out}
-            detail = f"{facts.label} reaches nobody: {_words(failures)}"
-            findings.append(fail("reachability", detail, _remedy(failures), [facts], named=True))
-            explained |= out
-    others = {pair: outcome for pair, outcome in broken.items() if pair not in explained}
-    return findings + _pairs(known, others, outcomes)
+        for into, what in (
+            (True, f"nobody reaches {facts.label} at {_where(facts)}"),
+            (False, f"{facts.label} reaches nobody"),
+        ):
+            pairs = {pair for pair in outcomes if pair[into] == facts.rank}
+            if len(pairs) > 1 and pairs <= broken.keys() and (into or not pairs <= explained):
+                failures = {broken[pair] for pair in pairs}
+                remedy = UNREACHED_REMEDY if into else _remedy(failures)
+                detail = f"{what}: {_words(failures)}"
+                findings.append(fail("reachability", detail, remedy, [facts], named=True))
+                explained |= pairs
+    return findings + _pairs(known, [pair for pair in broken if pair not in explained], outcomes)
 
 
-def _pairs(known: Mapping[int, RankFacts], broken: Outcomes, outcomes: Outcomes) -> list[Finding]:
+def _pairs(
+    known: Mapping[int, RankFacts], broken: Sequence[tuple[int, int]], outcomes: Outcomes
+) -> list[Finding]:
     """One finding for each two hosts, with both directions in it."""
-    between: dict[frozenset[object], list[tuple[int, int]]] = {}
-    for pair in broken:
+
+    def place(pair: tuple[int, int]) -> frozenset[object]:
+        """Both hosts of the pair, or both ranks on one host."""
         hosts = frozenset[object](known[rank].host for rank in pair)
-        between.setdefault(hosts if len(hosts) == 2 else frozenset(pair), []).append(pair)
+        return hosts if len(hosts) == 2 else frozenset(pair)
+
     findings = []
-    for pairs in between.values():
+    for pairs in grouped((place(pair), pair) for pair in broken).values():
         ranks = [known[rank] for rank in sorted({rank for pair in pairs for rank in pair})]
         sides = [*by_host(ranks).values()]  # of two hosts, or of one
         one, other = sides if len(sides) == 2 else (ranks[:1], ranks[1:])
-        both = (_direction(*ends, broken, outcomes) for ends in ((one, other), (other, one)))
-        remedy = _remedy({broken[pair] for pair in pairs})
+        both = (_direction(*ends, outcomes) for ends in ((one, other), (other, one)))
+        remedy = _remedy({outcomes[pair] for pair in pairs})
         findings.append(fail("reachability", "; ".join(both), remedy, ranks, named=True))
     return findings
 
 
-def _direction(
-    callers: Sequence[RankFacts], peers: Sequence[RankFacts], broken: Outcomes, outcomes: Outcomes
-) -> str:
-    pairs = [(one.rank, other.rank) for one in callers for other in peers]
-    failures = {broken[pair] for pair in pairs if pair in broken}
+def _direction(callers: Sequence[RankFacts], peers: Sequence[RankFacts], outcomes: Outcomes) -> str:
+    pairs = ((one.rank, other.rank) for one in callers for other in peers)
+    found = {outcomes[pair] for pair in pairs if pair in outcomes}
+    failures = found - {PING_OK}
     if failures:
         there = f"{together(peers)} at {_where(peers[0])}"
         return f"{together(callers)} can't reach {there}: {_words(failures)}"
-    answered = any(outcomes.get(pair) == PING_OK for pair in pairs)
-    return f"the other way {'works' if answered else 'nobody has tried'}"
+    return f"the other way {'works' if found else 'nobody has tried'}"
 
 
 def _where(facts: RankFacts) -> str:
@@ -148,49 +147,37 @@ def _remedy(failures: set[str]) -> str:
 
 
 def clock_findings(ranks: Sequence[RankFacts], pings: Sequence[PingResult]) -> list[Finding]:
-    """The skew of every host's clock against that of the first rank's host.
+    """The skew of every host's clock against that of the first rank's host: that of the shortest
+    round trip between them, with an error of half of it.
 
     Training doesn't depend on it, and traces align themselves; comparing logs does."""
     hosts = by_host(ranks)
     if len(hosts) < 2:
         return [ok("clocks", "all ranks are on one host")]
-    first, *others = hosts.values()
+    first = ranks[0]
+    host_of = {facts.rank: facts.host for facts in ranks}
+    samples = grouped(
+        (host_of[other], (ping.round_trip, sign * ping.ahead))
+        for ping in pings
+        for one, other, sign in ((ping.caller, ping.peer, 1), (ping.peer, ping.caller, -1))
+        if ping.outcome == PING_OK and host_of[one] == first.host != host_of[other]
+    )
     findings = []
     largest = 0.0
-    for there in others:
-        best = _offset(first, there, pings)
-        if best is None:
-            continue
-        ahead, error = best
+    for host in filter(samples.get, hosts):
+        round_trip, ahead = min(samples[host])
+        error = round_trip / 2
         largest = max(largest, abs(ahead) + error)
         if abs(ahead) - error > MAX_CLOCK_SKEW_SECONDS:
             direction = "ahead of" if ahead > 0 else "behind"
             detail = (
-                f"the clock is {about(abs(ahead), 's')} {direction} {first[0].name}'s (give or "
+                f"the clock is {about(abs(ahead), 's')} {direction} {first.name}'s (give or "
                 f"take {about(error, 's')}): logs of the two can't be put in order"
             )
-            remedy = f"run an NTP client (chrony, systemd-timesyncd) on {there[0].name}"
-            findings.append(warn("clocks", detail, remedy, there))
-    within = f"within {about(largest, 's')} of {first[0].name}'s on all hosts that were reached"
+            remedy = f"run an NTP client (chrony, systemd-timesyncd) on {hosts[host][0].name}"
+            findings.append(warn("clocks", detail, remedy, hosts[host]))
+    within = f"within {about(largest, 's')} of {first.name}'s on all hosts that were reached"
     return findings or [ok("clocks", within)]
-
-
-def _offset(
-    first: Sequence[RankFacts], there: Sequence[RankFacts], pings: Sequence[PingResult]
-) -> tuple[float, float] | None:
-    """The seconds by which the clock of `there` is ahead, and their error: half of the shortest
-    round trip. None without a ping between the two hosts."""
-    ours, theirs = ({facts.rank for facts in side} for side in (first, there))
-    offsets = []
-    for ping in pings:
-        if ping.outcome == PING_OK and ping.caller in ours and ping.peer in theirs:
-            offsets.append((ping.round_trip, ping.ahead))
-        elif ping.outcome == PING_OK and ping.caller in theirs and ping.peer in ours:
-            offsets.append((ping.round_trip, -ping.ahead))
-    if not offsets:
-        return None
-    round_trip, ahead = min(offsets)
-    return ahead, round_trip / 2
 
 
 def flow_seconds(round_trips: Sequence[float]) -> float:
@@ -243,13 +230,13 @@ def rate_findings(
     hosts = [rank for rank in known if _is_slow_host(rank, rates, slow)]
     pairs = [flow for flow in slow if not {*flow} & {*hosts}]
     findings = [
-        *(_about_flow(fail, known, flow, LOST_FLOW_TEXTS) for flow in silent[:MAX_RATE_FINDINGS]),
+        *(_about_flow(fail, known, flow, *LOST_FLOW_TEXTS) for flow in silent[:MAX_RATE_FINDINGS]),
         *(_slow_host(known[rank], rates, _median(_best_of_hosts(rates))) for rank in hosts),
     ]
     if len(pairs) <= MAX_RATE_FINDINGS:
         for flow in pairs:
             detail = f"{_bits(rates[flow])}; the median of all pairs is {_bits(middle)}"
-            findings.append(_about_flow(warn, known, flow, (detail, SLOW_PAIR_REMEDY)))
+            findings.append(_about_flow(warn, known, flow, detail, SLOW_PAIR_REMEDY))
     else:
         worst = min(pairs, key=lambda flow: rates[flow])
         detail = (
@@ -265,11 +252,9 @@ def rate_findings(
     which = "all ordered pairs of hosts"
     if len(rates) < all_pairs:
         which = f"{len(rates)} of {all_pairs} ordered pairs of hosts, the others left out"
-    if not findings:
-        least = _bits(min(rates.values()))
-        return [ok("rates", f"{which}: median {_bits(middle)}, minimum {least}")]
-    if len(rates) + len(silent) < all_pairs:
-        findings.append(ok("rates", f"{which}: median {_bits(middle)}"))
+    if not findings or len(rates) + len(silent) < all_pairs:
+        least = _bits(min(rates.values(), default=0.0))
+        findings.append(ok("rates", f"{which}: median {_bits(middle)}, minimum {least}"))
     return findings
 
 
@@ -285,11 +270,8 @@ def _is_slow_host(rank: int, rates: Mapping[Flow, float], slow: Sequence[Flow]) 
 
 
 def _slow_host(facts: RankFacts, rates: Mapping[Flow, float], middle: float) -> Finding:
-    medians = []
-    for end, direction in ((0, "out"), (1, "in")):
-        own = [rate for flow, rate in rates.items() if flow[end] == facts.rank]
-        if own:
-            medians.append(f"{_bits(median(own))} {direction}")
+    out, into = ([rates[flow] for flow in rates if flow[end] == facts.rank] for end in (0, 1))
+    medians = [f"{_bits(median(own))} {way}" for own, way in ((out, "out"), (into, "in")) if own]
     detail = f"flows get {', '.join(medians)}; the median of all hosts is {_bits(middle)}"
     return warn("rates", detail, SLOW_HOST_REMEDY, [facts])
 
@@ -298,10 +280,10 @@ def _about_flow(
     verdict: Callable[..., Finding],
     known: Mapping[int, RankFacts],
     flow: Flow,
-    texts: tuple[str, str],
+    detail: str,
+    remedy: str,
 ) -> Finding:
-    """A finding on this flow, with these two texts: the detail and the remedy."""
-    detail, remedy = texts
+    """A finding on this flow and its two ends."""
     ends = [known[rank] for rank in flow]
     return verdict("rates", f"{_ends(known, flow)}: {detail}", remedy, ends, named=True)
 

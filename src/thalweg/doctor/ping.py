@@ -18,10 +18,11 @@ import os
 import select
 import socket
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from secrets import token_hex
 from socketserver import StreamRequestHandler, ThreadingTCPServer
 from threading import Thread, active_count
@@ -33,8 +34,7 @@ from thalweg.probing.flow import rate_of
 
 PING_OK = "ok"
 WRONG_PEER_TEXT = "somebody else has that address here"
-NOT_ERRNO = -1  # of errors that aren't the system's
-FIRST_PING_TIMEOUT_SECONDS, SECOND_PING_TIMEOUT_SECONDS = 3.0, 5.0
+PING_TIMEOUTS_SECONDS = (3.0, 5.0)  # of the first and of the second attempt
 PING_RTT_COUNT = 8
 MAX_CONCURRENT_PINGS = 16
 MAX_PINGED_PEERS = 256
@@ -44,12 +44,15 @@ ERROR_TEXTS = {
     EOFError: "connected, and then broken off",
     ConnectionResetError: "connected, and then broken off",
     TimeoutError: "timed out",
+    PermissionError: "forbidden here",
 }
-ERRNO_TEXTS = {
-    **dict.fromkeys((errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EINVAL), "no route"),
-    **dict.fromkeys((errno.ENETDOWN, errno.EHOSTDOWN), "no route"),
-    **dict.fromkeys((errno.EACCES, errno.EPERM), "forbidden here"),
-}
+NO_ROUTE_ERRNOS = (
+    errno.EHOSTUNREACH,
+    errno.ENETUNREACH,
+    errno.EINVAL,
+    errno.ENETDOWN,
+    errno.EHOSTDOWN,
+)
 PINGS_REQUEST, FLOW_REQUEST = b"p", b"f"
 PING_HELLO_STRUCT = struct.Struct("!32scd")  # token, request, seconds of a flow
 PING_RANK_STRUCT = struct.Struct("!i")  # the rank that answers
@@ -59,7 +62,6 @@ MAX_FLOW_SECONDS = 2.0
 MAX_FLOW_BYTES = 1 << 26
 MAX_CONCURRENT_CALLS = 256
 FLOW_CHUNK_BYTES = 1 << 18
-Clock = Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,35 +82,32 @@ def peers_of(rank: int, ranks: Sequence[int]) -> list[int]:
     return [*ranks[place + 1 :], *ranks[:place]][:MAX_PINGED_PEERS]
 
 
-def ping_all(caller: int, peers: Sequence[RankFacts], clock: Clock = time) -> list[PingResult]:
+def ping_all(caller: int, peers: Sequence[RankFacts]) -> list[PingResult]:
     """Ping all peers, and those that fail a second time: hosts may be busy."""
-
+    results: dict[int, PingResult] = {}
+    missing = list(peers)
     with ThreadPoolExecutor(MAX_CONCURRENT_PINGS) as pool:
-
-        def ping_each(peers: Sequence[RankFacts], timeout: float) -> list[PingResult]:
-            return list(pool.map(lambda peer: ping(caller, peer, timeout, clock), peers))
-
-        first = ping_each(peers, FIRST_PING_TIMEOUT_SECONDS)
-        failed = {result.peer for result in first if result.outcome != PING_OK}
-        again = [peer for peer in peers if peer.rank in failed]
-        second = {r.peer: r for r in ping_each(again, SECOND_PING_TIMEOUT_SECONDS)}
-    return [second.get(result.peer, result) for result in first]
+        for seconds in PING_TIMEOUTS_SECONDS:
+            pings = pool.map(partial(ping, caller, patience=seconds), missing)
+            results |= {result.peer: result for result in pings}
+            missing = [peer for peer in peers if results[peer.rank].outcome != PING_OK]
+    return list(results.values())
 
 
 def max_ping_seconds(number: int) -> float:
     """The longest duration of `ping_all` with this number of peers, in seconds."""
     turns = -(-number // MAX_CONCURRENT_PINGS)
-    return turns * 2 * (FIRST_PING_TIMEOUT_SECONDS + SECOND_PING_TIMEOUT_SECONDS)
+    return turns * 2 * sum(PING_TIMEOUTS_SECONDS)
 
 
-def ping(caller: int, peer: RankFacts, patience: float, clock: Clock = time) -> PingResult:
+def ping(caller: int, peer: RankFacts, patience: float) -> PingResult:
     deadline = monotonic() + patience
     samples = []
     try:
         with _connected(peer, PINGS_REQUEST, 0.0, deadline) as call:
             for _ in range(PING_RTT_COUNT):
                 call.settimeout(_left(deadline))
-                sent, start = clock(), perf_counter()
+                sent, start = time(), perf_counter()
                 call.sendall(b".")
                 [theirs] = receive(call, PING_NUMBER_STRUCT)
                 seconds = perf_counter() - start
@@ -149,13 +148,12 @@ def _connected(peer: RankFacts, wanted: bytes, seconds: float, deadline: float) 
         call.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         call.sendall(PING_HELLO_STRUCT.pack(peer.token.encode(), wanted, seconds))
         try:
-            answered = receive(call, PING_RANK_STRUCT) == (peer.rank,)
+            if receive(call, PING_RANK_STRUCT) != (peer.rank,):
+                raise EOFError
         except EOFError:
-            answered = False
+            raise OSError(WRONG_PEER_TEXT) from None
         except TimeoutError:
-            raise OSError(NOT_ERRNO, "connected, but nobody answers") from None
-        if not answered:
-            raise OSError(NOT_ERRNO, WRONG_PEER_TEXT)
+            raise OSError("connected, but nobody answers") from None
     except BaseException:
         call.close()
         raise
@@ -169,11 +167,10 @@ def _left(deadline: float) -> float:
 
 def reason(error: Exception) -> str:
     """The reason why a ping failed, in words that lead to a remedy."""
-    by_class = [text for kind, text in ERROR_TEXTS.items() if isinstance(error, kind)]
-    if by_class:
-        return by_class[0]
-    known = ERRNO_TEXTS.get(getattr(error, "errno", NOT_ERRNO))
-    return known or str(getattr(error, "strerror", None) or error)
+    if isinstance(error, OSError) and error.errno in NO_ROUTE_ERRNOS:
+        return "no route"
+    known = [text for kind, text in ERROR_TEXTS.items() if isinstance(error, kind)]
+    return known[0] if known else str(getattr(error, "strerror", None) or error)
 
 
 class PingServer(ThreadingTCPServer):
@@ -183,11 +180,11 @@ class PingServer(ThreadingTCPServer):
     block_on_close = False
     request_queue_size = 512
 
-    def __init__(self, rank: int, address: str, clock: Clock = time) -> None:
+    def __init__(self, rank: int, address: str) -> None:
         self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
         super().__init__((address, 0), _Call)
         self.rank = rank
-        self.clock = clock
+        self.clock = time
         self.token = token_hex(16)
         self.port: int = self.socket.getsockname()[1]
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import count
-from time import monotonic, sleep, time
+from time import monotonic, sleep
 from typing import Any
 
 from thalweg.doctor import addresses, limits, network
@@ -25,7 +25,6 @@ from thalweg.doctor.finding import Finding, RankFacts, by_host, fail, ok, summed
 from thalweg.doctor.local_checks import local_checks
 from thalweg.doctor.ping import (
     PING_OK,
-    Clock,
     PingResult,
     PingServer,
     max_ping_seconds,
@@ -65,9 +64,7 @@ class Diagnosis:
         return cls(**{**content, "findings": findings})
 
 
-def examine(
-    timeout: float, progress: Progress = lambda done, total: None, clock: Clock = time
-) -> Diagnosis:
+def examine(timeout: float, progress: Progress = lambda done, total: None) -> Diagnosis:
     """Check this worker, alone or with all others, which have `timeout` seconds to join."""
     assignment = read_rank_assignment(os.environ)
     mine, variables = local_checks(assignment)
@@ -75,7 +72,7 @@ def examine(
     if assignment.size > 1:
         mine = replace(mine, findings=[one.at(mine.rank, mine.name) for one in mine.findings])
         try:
-            findings = _together(mine, variables, timeout, progress, clock)
+            findings = _together(mine, variables, timeout, progress)
         except ThalwegError as error:
             findings = [fail("store", error.problem, error.remedy), *mine.findings]
     described = environment(assignment, os.environ)
@@ -88,17 +85,13 @@ def examine(
 
 
 def _together(
-    mine: RankFacts,
-    variables: Mapping[str, str],
-    timeout: float,
-    progress: Progress,
-    clock: Clock,
+    mine: RankFacts, variables: Mapping[str, str], timeout: float, progress: Progress
 ) -> list[Finding] | None:
     """The findings of all ranks together; None if rank 0 reports them."""
     world = World.join(timeout, variables)
     has_secret = all(finding.check != "secret" for finding in mine.findings)  # a readable one
     try:
-        server = PingServer(world.rank, world.address, clock)
+        server = PingServer(world.rank, world.address)
     except OSError as error:
         raise RunError(
             f"rank {world.rank} can't listen at {world.address}: {error.strerror}",
@@ -110,11 +103,8 @@ def _together(
         exchange = world.namespace("doctor")
         exchange.put(f"facts/{world.rank}", json.dumps(asdict(facts)))
         if world.rank == 0:
-            leader = Leader(
-                exchange=exchange, size=world.size, timeout=timeout, progress=progress, clock=clock
-            )
-            return leader.lead()
-        return follow(exchange, facts, timeout, clock)
+            return Leader(exchange=exchange, timeout=timeout, progress=progress).lead()
+        return follow(exchange, facts, timeout)
 
 
 def _read(store: Store, keys: Sequence[str]) -> dict[str, Any]:
@@ -141,7 +131,7 @@ def gather(
         sleep(min(pause, max(0.0, deadline - monotonic())))
 
 
-def follow(exchange: World, own: RankFacts, timeout: float, clock: Clock) -> list[Finding] | None:
+def follow(exchange: World, own: RankFacts, timeout: float) -> list[Finding] | None:
     """Follow rank 0's orders; None if it reports the findings, this rank's own if it is silent."""
     patience = timeout + LEADER_MARGIN_SECONDS
     roster = gather(exchange, ["roster"], patience).get("roster")
@@ -154,18 +144,18 @@ def follow(exchange: World, own: RankFacts, timeout: float, clock: Clock) -> lis
         order = gather(exchange, [key], silence).get(key)
         if order is None:
             break
-        answer = _obey(order, own.rank, known, clock)
+        answer = _obey(order, own.rank, known)
         exchange.put(f"answer/{own.rank}/{number}", json.dumps(answer))
         if order == DOCTOR_OVER_ORDER:
             return None
     return _no_leader(own, f"sent anything for {silence:g} s")
 
 
-def _obey(order: Any, rank: int, known: Mapping[int, RankFacts], clock: Clock) -> Any:
+def _obey(order: Any, rank: int, known: Mapping[int, RankFacts]) -> Any:
     """Ping all ranks, or send a flow; the answer is None if the flow has none."""
     if order == PING_ORDER:
         peers = [known[peer] for peer in peers_of(rank, list(known))]
-        return [asdict(ping) for ping in ping_all(rank, peers, clock)]
+        return [asdict(ping) for ping in ping_all(rank, peers)]
     if order == DOCTOR_OVER_ORDER:
         return True
     return send_flow(known[order["peer"]], order["seconds"], FLOW_REPLY_TIMEOUT_SECONDS)
@@ -186,10 +176,8 @@ class Leader:
     """Rank 0, which orders pings and flows and judges their results."""
 
     exchange: World
-    size: int
     timeout: float
     progress: Progress
-    clock: Clock
     known: dict[int, RankFacts] = field(default_factory=dict)  # ranks that joined in time
     order_counts: Counter[int] = field(default_factory=Counter)
 
@@ -236,9 +224,9 @@ class Leader:
 
     def _gather_facts(self) -> None:
         """The facts of all ranks that join in time, published for all of them."""
-        keys = [f"facts/{rank}" for rank in range(self.size)]
+        keys = [f"facts/{rank}" for rank in range(self.exchange.size)]
         packed = gather(
-            self.exchange, keys, self.timeout, lambda n: self.progress(n, 2 * self.size)
+            self.exchange, keys, self.timeout, lambda n: self.progress(n, 2 * self.exchange.size)
         )
         ranks = [RankFacts.unpacked(packed[key]) for key in keys if key in packed]
         self.known = {facts.rank: facts for facts in ranks}
@@ -252,7 +240,7 @@ class Leader:
             self.order_counts[rank] += 1
             keys[f"answer/{place}"] = rank
             self.exchange.put(f"order/{place}", json.dumps(orders[rank]))
-        own = {0: _obey(orders[0], 0, self.known, self.clock)} if 0 in orders else {}
+        own = {0: _obey(orders[0], 0, self.known)} if 0 in orders else {}
         answers = gather(self.exchange, keys, seconds)
         return own | {keys[key]: answer for key, answer in answers.items()}
 
@@ -269,7 +257,7 @@ class Leader:
         for number, turn in enumerate(turns):
             if monotonic() <= deadline:
                 measured |= self._rates(turn, seconds)
-                self.progress(self.size + number, self.size + len(turns))
+                self.progress(self.exchange.size + number, self.exchange.size + len(turns))
         rates = {flow: rate for flow, rate in measured.items() if rate is not None}
         for flow in 2 * network.slow_flows(rates)[: network.MAX_REPEATED_FLOWS]:
             if flow in network.slow_flows(rates) and monotonic() < deadline:
@@ -291,7 +279,7 @@ class Leader:
             "host reach MASTER_ADDR?"
         )
         what = f"hasn't joined within {self.timeout:g} s"
-        absent = [rank for rank in range(self.size) if rank not in self.known]
+        absent = [rank for rank in range(self.exchange.size) if rank not in self.known]
         hosts = counted(len(by_host([*self.known.values()])), "host")
-        fine = [] if absent else [ok("ranks", f"all {self.size} joined, on {hosts}")]
+        fine = [] if absent else [ok("ranks", f"all {self.exchange.size} joined, on {hosts}")]
         return fine + [_about_rank(rank, what, remedy) for rank in absent]

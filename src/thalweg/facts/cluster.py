@@ -222,6 +222,11 @@ class Cluster:
                 rates[Link(kind, owner, "in")] = duplex.into
         return rates
 
+    def busy_seconds(self, links: Mapping[Link, float]) -> dict[Link, float]:
+        """The time for which these bytes occupy each link that has a rate."""
+        rates = self.rates()
+        return {link: rates[link].seconds(n) for link, n in links.items() if link in rates}
+
     def with_rates(self, rates: Mapping[Link, Rate]) -> Cluster:
         """The cluster with these rates of its links. A rack without one for its uplink has none
         that is a bottleneck; a host without one keeps its own."""

@@ -57,7 +57,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
-from itertools import chain, count
+from itertools import chain
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -93,7 +93,7 @@ def read_cluster(path: Path) -> Cluster:
 
 def parse_cluster(text: str) -> Cluster:
     """The cluster that the text of a cluster file describes; ClusterError if it has a mistake."""
-    table = load_toml(text, "the file", ClusterError)
+    table = load_toml(text, ClusterError)
     table.only("latency", "rack")
     racks = table.data.get("rack")
     if not isinstance(racks, list) or not racks:
@@ -104,12 +104,11 @@ def parse_cluster(text: str) -> Cluster:
     numbered = ["ranks" in host for host in chain(*hosts)]
     if any(numbered) and not all(numbered):
         raise ClusterError("some hosts name their ranks and some don't", "do it for all or none")
-    next_ranks = None if any(numbered) else count()
+    if not any(numbered):
+        for rank, host in enumerate(chain(*hosts)):
+            host.data["ranks"] = [rank]
     return Cluster(
-        racks=tuple(
-            _rack(name, rack, own, next_ranks)
-            for name, rack, own in zip(names, tables, hosts, strict=True)
-        ),
+        racks=tuple(map(_rack, names, tables, hosts)),
         latency=table.duration("latency", ASSUMED_LATENCY),
         assumed=assumptions(
             nic=not all(
@@ -133,10 +132,10 @@ def format_cluster(cluster: Cluster, remarks: Sequence[str] = ()) -> str:
         common = max(nics, key=nics.count)
         lines += ["", "[[rack]]", f'name = "{rack.name}"']
         if rack.uplink is not None:
-            lines.append(f"uplink = {_format_duplex(rack.uplink)}")
+            lines.append(f"uplink = {format_toml(_toml_duplex(rack.uplink))}")
         if rack.latency.seconds:
             lines.append(f'latency = "{rack.latency}"  # what crossing the uplink adds')
-        lines += [f"nic = {_format_duplex(common)}", "hosts = ["]
+        lines += [f"nic = {format_toml(_toml_duplex(common))}", "hosts = ["]
         lines += [f"    {_format_host(host, common)}," for host in rack.hosts]
         lines.append("]")
     return "\n".join(lines) + "\n"
@@ -153,28 +152,23 @@ def _hosts(rack: TomlTable, name: str) -> list[TomlTable]:
     return [TomlTable(table, f"a host of {rack.where}", ClusterError) for table in tables]
 
 
-def _rack(
-    name: str, table: TomlTable, hosts: Sequence[TomlTable], next_ranks: count[int] | None
-) -> Rack:
+def _rack(name: str, table: TomlTable, hosts: Sequence[TomlTable]) -> Rack:
     table.only("name", "uplink", "nic", "latency", "hosts")
     nic = duplex(table, "nic") or Duplex.both(ASSUMED_NIC)
     return Rack(
         name=name,
-        hosts=tuple(_host(host, nic, next_ranks) for host in hosts),
+        hosts=tuple(_host(host, nic) for host in hosts),
         uplink=duplex(table, "uplink"),
         latency=table.duration("latency", Duration(0.0)),
     )
 
 
-def _host(table: TomlTable, nic: Duplex, next_ranks: count[int] | None) -> Host:
-    """The host in a table; its rank is the next of `next_ranks`, unless the file has the ranks."""
+def _host(table: TomlTable, nic: Duplex) -> Host:
     name = table.name("host")
     table.only("name", "ranks", "nic", "late")
     return Host(
         name=name,
-        ranks=table.whole_numbers("ranks", 0, "ranks = [0]")
-        if next_ranks is None
-        else (next(next_ranks),),
+        ranks=table.whole_numbers("ranks", 0, "ranks = [0]"),
         nic=duplex(table, "nic") or nic,
         late=straggler_delay(table.table("late")) if "late" in table else StragglerDelay(),
     )
@@ -202,19 +196,15 @@ def straggler_delay(table: TomlTable) -> StragglerDelay:
     return StragglerDelay(probability=probability, delay=table.duration("delay", Duration(0.0)))
 
 
-def _format_duplex(rates: Duplex) -> str:
-    both = {"out": rates.out, "in": rates.into}
-    return format_toml(rates.out if rates.out == rates.into else both)
+def _toml_duplex(rates: Duplex) -> object:
+    return rates.out if rates.out == rates.into else {"out": rates.out, "in": rates.into}
 
 
 def _format_host(host: Host, common: Duplex) -> str:
-    parts = [f"name = {format_toml(host.name)}", f"ranks = {format_toml(list(host.ranks))}"]
-    if host.nic != common:
-        parts.append(f"nic = {_format_duplex(host.nic)}")
-    if host.late != StragglerDelay():
-        late = {"probability": host.late.probability, "delay": host.late.delay}
-        parts.append(f"late = {format_toml(late)}")
-    return f"{{ {', '.join(parts)} }}"
+    nic = {} if host.nic == common else {"nic": _toml_duplex(host.nic)}
+    late = {"probability": host.late.probability, "delay": host.late.delay}
+    delayed = {} if host.late == StragglerDelay() else {"late": late}
+    return format_toml({"name": host.name, "ranks": list(host.ranks), **nic, **delayed})
 
 
 def machine_path(cluster: Path) -> Path:
@@ -227,7 +217,7 @@ def read_machine(path: Path) -> Machine:
 
 
 def parse_machine(text: str) -> Machine:
-    table = load_toml(text, "the file", ClusterError)
+    table = load_toml(text, ClusterError)
     table.only("burst", "contention", "ours", "native", "codec", "assumed")
     return Machine(
         ours=_transport(table, "ours"),
@@ -239,11 +229,10 @@ def parse_machine(text: str) -> Machine:
     )
 
 
-def format_machine(machine: Machine, remarks: Sequence[str] = ()) -> str:
-    """The text of a machine file, with remarks as comments at its head."""
+def format_machine(machine: Machine) -> str:
+    """The text of a machine file."""
     lines = [
         "# What messages, bytes and codecs cost on these machines. Edit it freely.",
-        *(f"# {remark}" for remark in remarks),
         f"burst = {machine.burst!r}  # bytes that a link carries at once after a rest",
     ]
     if machine.contention != 1:
@@ -337,7 +326,7 @@ def read_workload(path: Path) -> Workload:
 
 
 def parse_workload(text: str) -> Workload:
-    table = load_toml(text, "the file", WorkloadError)
+    table = load_toml(text, WorkloadError)
     table.only("name", *_STEP_COST_FIELDS, "tensors")
     tensors = table.data.get("tensors")
     if not isinstance(tensors, list):

@@ -128,9 +128,9 @@ def read_toml(path: Path, parse: Callable[[str], T], error: type[UsageError]) ->
         raise error(f"{path}: {wrong.problem}", wrong.remedy) from None
 
 
-def load_toml(text: str, where: str, error: type[UsageError]) -> TomlTable:
+def load_toml(text: str, error: type[UsageError]) -> TomlTable:
     try:
-        return TomlTable(tomllib.loads(text), where, error)
+        return TomlTable(tomllib.loads(text), "the file", error)
     except RecursionError:
         raise error("not TOML: brackets are nested too deeply", "correct the file") from None
     except ValueError as reason:  # a TOMLDecodeError, or a number of thousands of digits

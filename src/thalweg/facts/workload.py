@@ -125,7 +125,7 @@ class Workload:
         in the last bucket."""
         if limit.nbytes < 1:
             raise WorkloadError(f"a bucket of {limit} holds nothing", "give a size like 25MB")
-        ready = self._ready_seconds()
+        ready = self.ready_seconds()
         closed: list[list[Tensor]] = []
         waiting: dict[str, list[Tensor]] = {}
         for tensor in reversed(self.tensors):
@@ -143,7 +143,7 @@ class Workload:
             for index, tensors in enumerate([*closed, *waiting.values()])
         )
 
-    def _ready_seconds(self) -> dict[str, float]:
+    def ready_seconds(self) -> dict[str, float]:
         """The time at which each gradient is ready, measured, or as if backward spent its time in
         proportion to elements."""
         total = sum(tensor.elements for tensor in self.tensors) or 1

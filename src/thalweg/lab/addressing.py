@@ -51,7 +51,8 @@ class Wiring:
 
     lab: str
     cluster: Cluster
-    hosts: dict[str, tuple[int, int]] = field(init=False, repr=False)  # rack and slot by name
+    hosts: dict[str, str] = field(init=False, repr=False)  # addresses by name
+    cables: dict[tuple[str, str], Cable] = field(init=False, repr=False)  # by kind and owner
 
     def __post_init__(self) -> None:
         if not _LAB_NAME.fullmatch(self.lab):
@@ -66,12 +67,22 @@ class Wiring:
                 f"a lab has too few addresses for {len(racks)} racks of up to {largest} hosts",
                 f"use at most {MAX_LAB_RACKS} racks, and {MAX_HOSTS_PER_RACK} hosts in each",
             )
-        places = {
-            host.name: (number, slot)
-            for number, rack in enumerate(racks)
-            for slot, host in enumerate(rack.hosts)
-        }
-        object.__setattr__(self, "hosts", places)
+        object.__setattr__(self, "hosts", {})
+        object.__setattr__(self, "cables", {})
+        for number, rack in enumerate(racks):
+            namespace, rack_address = self.rack(number), f"10.85.{number}.1"
+            self.cables["uplink", rack.name] = Cable(
+                near=Port(namespace, "up", rack_address),
+                far=Port(self.spine, f"r{number}", SPINE_ADDRESS),
+                behind=f"10.84.{number}.0/24",
+            )
+            for slot, host in enumerate(rack.hosts):
+                address = self.hosts[host.name] = f"10.84.{number}.{slot + 1}"
+                self.cables["nic", host.name] = Cable(
+                    near=Port(self.host(host.name), HOST_DEVICE, address),
+                    far=Port(namespace, f"h{slot}", rack_address),
+                    behind=f"{address}/32",
+                )
 
     @property
     def spine(self) -> str:
@@ -87,53 +98,21 @@ class Wiring:
         return self.host(self.cluster.host(rank).name)
 
     def namespaces(self) -> list[str]:
-        return [self.spine, *(cable.near.namespace for cable in self.cables())]
-
-    def address(self, host: str) -> str:
-        rack, slot = self.hosts[host]
-        return f"10.84.{rack}.{slot + 1}"
-
-    def rack_address(self, number: int) -> str:
-        return f"10.85.{number}.1"
-
-    def uplink(self, number: int) -> Cable:
-        return Cable(
-            near=Port(self.rack(number), "up", self.rack_address(number)),
-            far=Port(self.spine, f"r{number}", SPINE_ADDRESS),
-            behind=f"10.84.{number}.0/24",
-        )
-
-    def nic(self, host: str) -> Cable:
-        rack, slot = self.hosts[host]
-        address = self.address(host)
-        return Cable(
-            near=Port(self.host(host), HOST_DEVICE, address),
-            far=Port(self.rack(rack), f"h{slot}", self.rack_address(rack)),
-            behind=f"{address}/32",
-        )
+        return [self.spine, *(cable.near.namespace for cable in self.cables.values())]
 
     def host_table(self) -> str:
         """The text of /etc/hosts; torch looks up IPv4 addresses that are mapped to IPv6."""
         spine = "@spine" if "spine" in self.hosts else "spine"
-        addresses = {spine: SPINE_ADDRESS, **{host: self.address(host) for host in self.hosts}}
         lines = ["127.0.0.1 localhost"]
-        for name, address in addresses.items():
+        for name, address in {spine: SPINE_ADDRESS, **self.hosts}.items():
             lines += [f"{address} {name}", f"::ffff:{address} {name}"]
         return "\n".join(lines) + "\n"
 
-    def cables(self) -> list[Cable]:
-        uplinks = [self.uplink(number) for number in range(len(self.cluster.racks))]
-        return uplinks + [self.nic(host) for host in self.hosts]
-
     def ends(self, link: Link) -> tuple[Port, Port]:
         """The interface at which this direction of a link is shaped, and the opposite one."""
-        if link.kind == "nic":
-            cable = self.nic(link.owner)
-        else:
-            names = [rack.name for rack in self.cluster.racks]
-            cable = self.uplink(names.index(link.owner))
-        near, far = cable.near, cable.far
-        return (near, far) if link.direction == "out" else (far, near)
+        cable = self.cables[link.kind, link.owner]
+        ends = cable.near, cable.far
+        return ends if link.direction == "out" else ends[::-1]
 
 
 def prefix(lab: str) -> str:

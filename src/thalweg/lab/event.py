@@ -267,14 +267,10 @@ def _change_links(lab: Lab, action: Action, event: Event) -> None:
     match action:
         case "degrade" if event.rate is not None:
             lab.links.degrade(links, event.rate)
-        case "restore":
-            lab.links.restore(links)
         case "flow":
             lab.links.fill(links, flows=event.flows, rate=event.rate)
-        case "cut":
-            lab.links.cut(links)
-        case "heal":
-            lab.links.heal(links)
+        case "restore" | "cut" | "heal":
+            getattr(lab.links, action)(links)
         case "blackhole" | "reroute":
             packet_faults.set_blackhole(lab.wiring, rank, peer, on=action == "blackhole")
         case "garble" | "ungarble":

@@ -64,7 +64,7 @@ def build(wiring: Wiring, shapes: Mapping[Port, Shape], progress: Progress) -> N
 
 def _build(wiring: Wiring, shapes: Mapping[Port, Shape], progress: Progress) -> None:
     names = wiring.namespaces()
-    cables = wiring.cables()
+    cables = wiring.cables.values()
     total = len(names) + len(cables)
     allow_descriptors(DESCRIPTORS_PER_NAMESPACE * len(names))
     for number, name in enumerate(names, start=1):
@@ -88,28 +88,24 @@ def _build(wiring: Wiring, shapes: Mapping[Port, Shape], progress: Progress) -> 
             progress(number, total)
 
 
-class Sockets:
+class Sockets(dict[str, NetNS]):
     """Netlink sockets by namespace, opened on first use."""
 
-    def __init__(self) -> None:
-        self._open: dict[str, NetNS] = {}
-
-    def __getitem__(self, namespace: str) -> NetNS:
-        if namespace not in self._open:
-            try:
-                (NETNS_PATH / namespace).stat()  # or pyroute2 would leave an event loop behind
-                with signals_blocked():
-                    self._open[namespace] = NetNS(namespace, flags=0)
-            except OSError as error:
-                raise not_entered(namespace, error) from None
-        return self._open[namespace]
+    def __missing__(self, namespace: str) -> NetNS:
+        try:
+            (NETNS_PATH / namespace).stat()  # or pyroute2 would leave an event loop behind
+            with signals_blocked():
+                self[namespace] = NetNS(namespace, flags=0)
+        except OSError as error:
+            raise not_entered(namespace, error) from None
+        return self[namespace]
 
     def __enter__(self) -> Sockets:
         return self
 
     def __exit__(self, *error: object) -> None:
         with signals_blocked():
-            for socket in self._open.values():
+            for socket in self.values():
                 socket.close()
 
 

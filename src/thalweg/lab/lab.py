@@ -224,7 +224,7 @@ class Lab:
                 "host": host.name,
                 "rack": rack.name,
                 "ranks": list(host.ranks),
-                "address": self.wiring.address(host.name),
+                "address": self.wiring.hosts[host.name],
                 **states["nic", host.name],
                 "processes": len(running[host.name]),
             }

@@ -12,7 +12,7 @@ import select
 import signal
 import socket
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -72,7 +72,7 @@ class LabLinks:
         self._change(links, forget_changes)
 
     def cut(self, links: Iterable[Link]) -> None:
-        self._change(links, _cut)
+        self._change(links, lambda state, link: state.cuts.append(str(link)))
 
     def heal(self, links: Iterable[Link]) -> None:
         self._change(links, _heal)
@@ -103,23 +103,16 @@ class LabLinks:
         detached: bool = False,
     ) -> None:
         """Start competing TCP flows, each through one of these links alone."""
-        started: list[tuple[Link, int]] = []
-        try:
+        with ExitStack() as after_error:
             with self._record.changing() as state:
                 for link in (link for link in links for _ in range(flows)):
                     pid = start_flow(*self._wiring.ends(link), rate, detached=detached)
-                    started.append((link, pid))
-                for link, pid in started:
+                    after_error.callback(stop_flow, pid, self._port(link))
                     state.flows.setdefault(str(link), []).append(pid)
-        except BaseException:
-            for link, pid in started:
-                stop_flow(pid, self._port(link))
-            raise
+            after_error.pop_all()
 
     def end_flows(self) -> None:
-        with self._record.changing() as state:
-            for link in self._declared:
-                self._end_flows(state, link)
+        self._change(self._declared, self._end_flows)
 
     def _end_flows(self, state: LabChanges, link: Link) -> None:
         for pid in state.flows.pop(str(link), []):
@@ -145,16 +138,11 @@ class LabLinks:
         return rows
 
 
-def _cut(state: LabChanges, link: Link) -> None:
-    _heal(state, link)
-    state.cuts.append(str(link))
-
-
 def _heal(state: LabChanges, link: Link) -> None:
     state.cuts = [cut for cut in state.cuts if cut != str(link)]
 
 
-def start_flow(source: Port, target: Port, rate: Rate | None, *, detached: bool = False) -> int:
+def start_flow(source: Port, target: Port, rate: Rate | None, *, detached: bool) -> int:
     """Start a flow between two namespaces, and return its process id. Unless it is detached it
     ends with the process that started it."""
     reads, writes = os.pipe()

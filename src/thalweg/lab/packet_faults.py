@@ -34,7 +34,7 @@ GARBLE_PATTERN = b"\xde\xad\xbe\xef"
 
 def set_blackhole(wiring: Wiring, rank: int, peer: int, *, on: bool) -> None:
     """Drop the packets of one rank's host to another's, or stop that. Connections stay open."""
-    route = {"dst": f"{wiring.address(wiring.cluster.host(peer).name)}/32", "type": "blackhole"}
+    route = {"dst": f"{wiring.hosts[wiring.cluster.host(peer).name]}/32", "type": "blackhole"}
     with Sockets() as sockets:
         netlink = sockets[wiring.host_of(rank)]
         if on:

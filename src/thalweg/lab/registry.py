@@ -167,10 +167,7 @@ def find(name: str) -> LabRecord:
 
 
 def names() -> list[str]:
-    with suppress(FileNotFoundError):
-        found = [path.name for path in LAB_REGISTRY_PATH.iterdir()]
-        return sorted(name for name in found if not name.startswith("."))
-    return []
+    return sorted(folder.name for folder in LAB_REGISTRY_PATH.glob("[!.]*"))
 
 
 def only_lab_name() -> str:

@@ -82,12 +82,14 @@ def qdiscs(shape: Shape) -> list[Qdisc]:
         )
     if shape.rate is not None:
         inner = {"handle": INNER_QDISC_HANDLE, "parent": f"{ROOT_QDISC_HANDLE}1"}
-        handle = inner if chain else {"handle": ROOT_QDISC_HANDLE}
         rate = shape.rate.bits_per_second / 8
-        bucket = {
-            "rate": round(rate),
-            "burst": max(MIN_TOKEN_BUCKET_BYTES, round(rate * TOKEN_BUCKET_SECONDS)),
-            "limit": max(MIN_LINK_QUEUE_BYTES, round(rate * LINK_QUEUE_SECONDS)),
-        }
-        chain.append({"kind": "tbf", **handle, **bucket})
+        chain.append(
+            {
+                "kind": "tbf",
+                **(inner if chain else {"handle": ROOT_QDISC_HANDLE}),
+                "rate": round(rate),
+                "burst": max(MIN_TOKEN_BUCKET_BYTES, round(rate * TOKEN_BUCKET_SECONDS)),
+                "limit": max(MIN_LINK_QUEUE_BYTES, round(rate * LINK_QUEUE_SECONDS)),
+            }
+        )
     return chain

@@ -17,24 +17,13 @@ one process: srun started only the processes of numbered steps (SLURM_STEP_ID).
 
 from __future__ import annotations
 
-import os
 import re
-import socket
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from datetime import timedelta
-from ipaddress import ip_address
 from pathlib import Path
-from threading import Thread
-from time import monotonic, sleep
-from typing import TYPE_CHECKING
 
-from thalweg.errors import LaunchError, TransportError, UsageError
+from thalweg.errors import LaunchError, UsageError
 from thalweg.facts import Cluster, read_cluster
-
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
 
 LAUNCHER_VARIABLE = "THALWEG_LAUNCHER"
 CLUSTER_VARIABLE = "THALWEG_CLUSTER"  # path of the cluster file
@@ -44,8 +33,6 @@ DEFAULT_PORT = 29500
 SLURM_PORTS = range(20_000, 30_000)
 SLURM_STEP_PORT_STRIDE = 101  # between steps of a job, so that the next jobs' ports differ
 SLURM_RESERVED_STEPS = 0xFFFFFFF0  # the first step number of shells of sbatch and salloc
-STORE_CONNECT_RETRY_SECONDS = 0.1
-STORE_BACKLOG_COUNT = 512  # connections that the store has yet to accept
 
 # The variables for rank, size, rank on the host, and number of ranks on the host.
 MPI_VARIABLES = {
@@ -119,21 +106,6 @@ def find_cluster(
             f"start {cluster.workers} workers, or describe a cluster of {size}",
         )
     return cluster
-
-
-def open_store(assignment: RankAssignment, timeout: float) -> Store:
-    """The key-value store that all workers of this run share; `timeout` limits every wait.
-
-    Its keys have a prefix, as torch's process group may use the same server.
-    """
-    from torch._C._distributed_c10d import HashStore, PrefixStore
-
-    if assignment.address is None or assignment.port is None:
-        return HashStore()
-    # If torchrun restarts all workers, the store still has the keys of the ended ones.
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    store = _connected(assignment, assignment.address, assignment.port, timeout)
-    return PrefixStore(f"thalweg/{attempt}", store)
 
 
 def _torchrun(variables: Mapping[str, str]) -> RankAssignment:
@@ -236,83 +208,3 @@ def _whole_number(variables: Mapping[str, str], name: str) -> int:
             f"{name} is {text!r}, not a whole number", "unset it, or let a launcher set it"
         )
     return int(text)
-
-
-def _connected(assignment: RankAssignment, address: str, port: int, timeout: float) -> Store:
-    """A client that connects to the store within `timeout`; on rank 0 also the store, unless the
-    launcher hosts it. Torch's client retries beyond its timeout, with stack traces, and waits for
-    ever on a server that isn't a store: so this checks the port first, and connects in a thread."""
-    serves = assignment.rank == 0 and not assignment.hosted
-    deadline = monotonic() + timeout
-    if not serves:
-        _wait_for_listener(assignment, address, port, deadline)
-    answer: Future[Store] = Future()
-    Thread(target=_connect, args=(answer, address, port, serves, timeout), daemon=True).start()
-    try:
-        return answer.result(max(deadline - monotonic(), STORE_CONNECT_RETRY_SECONDS))
-    except TimeoutError:
-        reason: Exception = TimeoutError("the server there doesn't answer as a store")
-    except (RuntimeError, ValueError) as error:
-        reason = error
-    if serves and "EADDRINUSE" in str(reason):
-        raise LaunchError(
-            f"rank 0 can't host the store: port {port} is in use",
-            "set MASTER_PORT to a free one, the same on all workers",
-        )
-    raise _unreachable(assignment, address, port, reason)
-
-
-def _connect(answer: Future[Store], address: str, port: int, serves: bool, timeout: float) -> None:
-    from torch._C._distributed_c10d import TCPStore
-
-    listener = _listener(address, port) if serves else None
-    try:
-        store = TCPStore(
-            address,
-            port,
-            is_master=serves,
-            timeout=timedelta(seconds=timeout),
-            wait_for_workers=False,
-            multi_tenant=True,  # torch's process group may use the same port
-            master_listen_fd=None if listener is None else listener.detach(),
-        )
-    except Exception as error:
-        answer.set_exception(error)
-    else:
-        answer.set_result(store)
-
-
-def _listener(address: str, port: int) -> socket.socket | None:
-    """A socket that listens at this address alone, where torch would listen on all. None if the
-    address is a name, which other hosts may resolve differently, or is in use: torch handles it."""
-    try:
-        family = socket.AF_INET6 if ip_address(address).version == 6 else socket.AF_INET
-        return socket.create_server((address, port), family=family, backlog=STORE_BACKLOG_COUNT)
-    except (OSError, ValueError):
-        return None
-
-
-def _wait_for_listener(
-    assignment: RankAssignment, address: str, port: int, deadline: float
-) -> None:
-    """Wait until a socket listens there; TransportError after the deadline."""
-    while True:
-        timeout = max(deadline - monotonic(), STORE_CONNECT_RETRY_SECONDS)
-        try:
-            socket.create_connection((address, port), timeout=timeout).close()
-            return
-        except OSError as error:
-            if monotonic() + STORE_CONNECT_RETRY_SECONDS >= deadline:
-                raise _unreachable(assignment, address, port, error) from None
-            sleep(STORE_CONNECT_RETRY_SECONDS)
-
-
-def _unreachable(
-    assignment: RankAssignment, address: str, port: int, reason: Exception
-) -> TransportError:
-    cause = getattr(reason, "strerror", None) or str(reason).partition("\n")[0]
-    host = f"the launcher ({assignment.launcher})" if assignment.hosted else "rank 0"
-    return TransportError(
-        f"rank {assignment.rank} can't reach the store at {address}:{port}: {cause}",
-        f"check that {host} is running, and that no firewall blocks the address",
-    )

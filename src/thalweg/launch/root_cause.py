@@ -61,13 +61,11 @@ class WorkerExit:
                 "unless somebody killed it (`thalweg lab kill`, `lab down`), see the kernel's log, "
                 "and reduce the workers' memory or add some",
             )
-        if self.code < 0:
-            return WorkerFailed(
-                f"{who} was killed by {_signal_name(-self.code)}", "its last lines may say why"
-            )
         if self.code == 0:
             return WorkerFailed(f"{who} ended without a result", "return from the work, don't exit")
-        return WorkerFailed(f"{who} ended with exit code {self.code}", "its last lines may say why")
+        signaled = f"was killed by {signal_name(-self.code)}"
+        how = signaled if self.code < 0 else f"ended with exit code {self.code}"
+        return WorkerFailed(f"{who} {how}", "its last lines may say why")
 
 
 def root_cause(
@@ -85,12 +83,11 @@ def root_cause(
     3. Otherwise it is the first failure that isn't a consequence, preferably of a rank that isn't
        `spare`; the first of all if all are consequences.
     """
-    distinct = {exit_.failure for exit_ in failures}
-    if len(failures) == size and len(distinct) == 1:
-        failure = distinct.pop()
-        if failure is not None and failure.exit_code == UsageError.exit_code:
+    failure, *others = {exit_.failure for exit_ in failures}
+    if failure is not None and not others and len(failures) == size:
+        if failure.exit_code == UsageError.exit_code:
             return UsageError(failure.problem, failure.remedy)
-        if failure is not None and size > 1:
+        if size > 1:
             return WorkerFailed(f"every rank: {failure.problem}", failure.remedy)
     causes = [exit_ for exit_ in failures if not exit_.is_consequence()]
     causes.sort(key=lambda exit_: exit_.rank in spare)
@@ -105,7 +102,7 @@ def root_cause(
     return error
 
 
-def _signal_name(number: int) -> str:
+def signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -136,13 +133,9 @@ class StderrFailure:
             self._in_traceback = True
         elif self._in_traceback and line and not line.startswith(" "):
             self._in_traceback = False
-            self.failure = _uncaught(line)
+            name, colon, text = line.partition(":")
+            kind, remedy = name.rpartition(".")[2], "its traceback is above"
+            self.failure = Failure(
+                kind=kind, problem=f"{kind}{colon}{text}", remedy=remedy, exit_code=1
+            )
         return False
-
-
-def _uncaught(line: str) -> Failure:
-    name, colon, text = line.partition(":")
-    kind = name.rpartition(".")[2]
-    return Failure(
-        kind=kind, problem=f"{kind}{colon}{text}", remedy="its traceback is above", exit_code=1
-    )

@@ -38,7 +38,7 @@ import psutil
 from thalweg.errors import RunError, ThalwegError, UsageError, WorkerFailed
 from thalweg.launch.place import Place
 from thalweg.launch.root_cause import StderrFailure, WorkerExit
-from thalweg.launch.store_process import fork_store
+from thalweg.launch.store import fork_store
 from thalweg.launch.worker_process import (
     PIPE_CHUNK_BYTES,
     Failure,
@@ -136,7 +136,7 @@ class WorkerGroup:
     _store: int | None = None  # process id
     _port: int = 0  # of the store
     _store_began: float = 0.0
-    _stopped_since: float | None = None
+    _last_needed: float = 0.0  # when a worker last ran, or none had ended successfully
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
 
     def is_cancelled(self) -> bool:
@@ -158,10 +158,12 @@ class WorkerGroup:
         return exit_.rank in self.spare or (self.survives and exit_.code < 0)
 
     def host_store(self) -> int:
-        """Start the store, before any worker; returns its port."""
+        """Start the store, before any worker, or another one at its address; returns its port."""
         allow_descriptors(3 * self.size)
-        self._store, self._port = fork_store(self.place, self._guard[1])
         self._store_began = monotonic()
+        self._store, self._port = fork_store(
+            self.place, self._guard[1], port=self._port, to_close=tuple(self._descriptors())
+        )
         return self._port
 
     def start(self, job: WorkerSpec) -> None:
@@ -300,14 +302,10 @@ class WorkerGroup:
             os.write(self._guard[1], b"-%d\n" % dead)
         if self._ending:
             return
-        began, self._store_began = self._store_began, monotonic()
         try:
-            if self._store_began - began < MIN_STORE_LIFE_SECONDS:
+            if monotonic() - self._store_began < MIN_STORE_LIFE_SECONDS:
                 raise RunError("the process that hosts the store died", "start again")
-            to_close = tuple(self._descriptors())
-            self._store, _ = fork_store(
-                self.place, self._guard[1], port=self._port, to_close=to_close
-            )
+            self.host_store()
         except ThalwegError as error:
             self.error = error
 
@@ -319,16 +317,14 @@ class WorkerGroup:
             psutil.Process(worker.pid).status() == psutil.STATUS_STOPPED
             for worker in self.running.values()
         ):
-            self._stopped_since = None
-            return
-        self._stopped_since = self._stopped_since or monotonic()
-        if monotonic() - self._stopped_since > STOPPED_WORKER_GRACE_SECONDS:
+            self._last_needed = monotonic()
+        elif monotonic() - self._last_needed > STOPPED_WORKER_GRACE_SECONDS:
+            self._last_needed = monotonic()
             for worker in self.running.values():
                 line = f"rank {worker.rank} was stopped when the others ended, and is killed"
                 self._notify(self.on_line, worker.rank, "stderr", line)
                 worker.end_is_expected = True
                 worker.send(signal.SIGKILL)
-            self._stopped_since = None
 
     def _finish(self, worker: _Worker, code: int) -> None:
         """Read the rest of an ended worker's output, close its pipes, record its exit, and do what

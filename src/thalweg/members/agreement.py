@@ -21,9 +21,10 @@ length of the run. The last seals stay for a restarted rank, which reads them ag
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from secrets import token_hex
+from typing import NamedTuple
 
 from thalweg.transports.store_client import Store, StoreClient
 
@@ -42,22 +43,13 @@ class Change:
     step: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Log:
-    """The proposals from number `start` on, as (name, value, token).
+class _Log(NamedTuple):
+    """The proposals from number `start` on, as (name, value, token). In the store it is JSON.
 
     The token distinguishes equal proposals, and so shows whose edit the store accepted."""
 
     start: int
-    proposals: list[tuple[str, Json, str]]
-
-    @classmethod
-    def read(cls, text: bytes | str) -> _Log:
-        start, proposals = json.loads(text)
-        return cls(start, [(name, value, token) for name, value, token in proposals])
-
-    def text(self) -> str:
-        return json.dumps([self.start, self.proposals])
+    proposals: Sequence[tuple[str, Json, str]]
 
     @property
     def stop(self) -> int:
@@ -127,7 +119,7 @@ class Agreement:
         return [Change(name=name, value=value, step=step) for name, value, _ in new]
 
     def _seal(self, store: Store, step: int) -> _Log:
-        seal = _Log.read(store.compare_set(_key(step), "", _text(store)))
+        seal = _Log(*json.loads(store.compare_set(_key(step), "", _text(store))))
         self._sealed[step] = seal
         is_due = step // self._period % SEAL_HISTORY_COUNT == 0
         if is_due and len(self._sealed) > SEAL_HISTORY_COUNT:
@@ -161,14 +153,14 @@ def _passed(rank: int) -> str:
 
 def _text(store: Store) -> str:
     """The current log; an empty one is created if there is none."""
-    return store.compare_set(_AGREEMENT_LOG_KEY, "", _Log(0, []).text()).decode()
+    return store.compare_set(_AGREEMENT_LOG_KEY, "", json.dumps(_Log(0, []))).decode()
 
 
 def _edit(store: Store, change: Callable[[_Log], _Log]) -> None:
     """Replace the log by a changed one, and retry if another rank has changed it meanwhile."""
     text = _text(store)
     while True:
-        changed = change(_Log.read(text)).text()
+        changed = json.dumps(change(_Log(*json.loads(text))))
         stored = store.compare_set(_AGREEMENT_LOG_KEY, text, changed).decode()
         if stored == changed:
             return

@@ -1,8 +1,12 @@
 """Heartbeats and the failure detector: every rank writes heartbeats to the store and reads others'.
 
 A heartbeat is a growing number and the step of the training thread. A rank whose number stops is
-silent: dead, paused or partitioned. A rank whose number grows while its step doesn't, though others
-wait for it, hangs. The time limits follow from the intervals between heartbeats and steps so far.
+silent: dead, paused or partitioned, or its host has no processor time for it. The kernel tells
+these apart: the connections of a process that ends break at once, and so do those that its host no
+longer acknowledges, after some seconds. So a silent rank has failed soon after a connection to it
+broke, and otherwise only after some seconds. A rank whose number grows while its step doesn't,
+though others wait for it, hangs. The time limits follow from the intervals between heartbeats and
+steps so far.
 
 The heartbeat has its own thread and store connection. While the store doesn't answer, no rank is
 suspected: this rank itself is partitioned. After a delay of its own the thread resets all time
@@ -13,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from threading import Event, RLock, Thread
@@ -28,13 +32,10 @@ from thalweg.transports.store_client import Store, StoreClient
 HEARTBEAT_PERIOD_SECONDS = 0.15  # for a few ranks
 HEARTBEATS_PER_SECOND = 150.0  # of all ranks together: limits the load of the store
 HEARTBEAT_HISTORY_COUNT = 400  # heartbeat intervals, and step times
-MIN_SILENCE_TIMEOUT_SECONDS, MAX_SILENCE_TIMEOUT_SECONDS = 0.75, 10.0
-# At the start heartbeats are irregular: this timeout holds until enough intervals were measured.
-FIRST_SILENCE_TIMEOUT_SECONDS, MIN_HEARTBEAT_GAP_COUNT = 3.0, 30
+# Of a rank to which no connection broke: a loaded machine withholds the processor for a second.
+MIN_SILENCE_TIMEOUT_SECONDS, MAX_SILENCE_TIMEOUT_SECONDS = 3.0, 10.0
+MIN_SILENCE_TIMEOUT_PERIODS = 5.0  # of many ranks, whose heartbeats are rare
 SILENCE_P95_FACTOR = 4.0  # ratio of the timeout to the 95th percentile of heartbeat intervals
-LONG_GAP_SECONDS = 0.5  # longer intervals are recorded separately ...
-# ... and raise the timeout to a multiple of the longest, for some time.
-SILENCE_LONG_GAP_FACTOR, LONG_GAP_MEMORY_SECONDS = 1.5, 120.0
 BROKEN_CONNECTION_GAP_FACTOR = 2.5  # as SILENCE_P95_FACTOR, after a connection to the rank broke
 MIN_HANG_TIMEOUT_SECONDS = 60.0
 HANG_STEP_P95_FACTOR = 10.0
@@ -78,9 +79,6 @@ class FailureDetector:
     def __init__(self) -> None:
         self._peers: dict[int, _PeerHistory] = {}
         self._gaps: deque[float] = deque(maxlen=HEARTBEAT_HISTORY_COUNT)
-        # Time of arrival and length of long intervals.
-        self._long_gaps: deque[tuple[float, float]] = deque(maxlen=HEARTBEAT_HISTORY_COUNT)
-        self._forgotten: dict[int, float] = {}  # seconds of silence, by rank
         self._step_seconds: deque[float] = deque(maxlen=HEARTBEAT_HISTORY_COUNT)
         self._broken: set[int] = set()
         self._lock = RLock()
@@ -88,14 +86,9 @@ class FailureDetector:
     def note(self, rank: int, heartbeat: HeartbeatMessage, now: float) -> None:
         with self._lock:
             peer = self._peers.setdefault(rank, _PeerHistory(now, now))
-            if rank in self._forgotten:  # it is alive: the timeout was too short
-                self._long_gaps.append((now, self._forgotten.pop(rank)))
             if heartbeat.number != peer.last.number:
                 if peer.last.number >= 0:
-                    gap = now - peer.arrived
-                    self._gaps.append(gap)
-                    if gap > LONG_GAP_SECONDS:
-                        self._long_gaps.append((now, gap))
+                    self._gaps.append(now - peer.arrived)
                 peer.arrived = now
                 self._broken.discard(rank)
             if heartbeat.step != peer.last.step:
@@ -111,12 +104,10 @@ class FailureDetector:
             for peer in self._peers.values():
                 peer.arrived = peer.advanced = now
 
-    def forget(self, rank: int, now: float) -> None:
+    def forget(self, rank: int) -> None:
         """Drop the history of a rank that was evicted, or joins."""
         with self._lock:
-            peer = self._peers.pop(rank, None)
-            if peer is not None:
-                self._forgotten[rank] = now - peer.arrived
+            self._peers.pop(rank, None)
             self._broken.discard(rank)
 
     def note_broken_connections(self, *ranks: int) -> None:
@@ -131,10 +122,14 @@ class FailureDetector:
             if peer is None or peer.last.last:
                 return None
             silence = now - peer.arrived
-            if silence > self._silence_timeout(period, now):
+            p95 = float(np.percentile(self._gaps, 95)) if self._gaps else period
+            if silence > max(
+                MIN_SILENCE_TIMEOUT_SECONDS,
+                MIN_SILENCE_TIMEOUT_PERIODS * period,
+                min(MAX_SILENCE_TIMEOUT_SECONDS, SILENCE_P95_FACTOR * p95),
+            ):
                 return f"{SILENT_REASON} for {silence:.1f} s"
-            short = BROKEN_CONNECTION_GAP_FACTOR * max(period, self._p95_gap(period))
-            if rank in self._broken and silence > short:
+            if rank in self._broken and silence > BROKEN_CONNECTION_GAP_FACTOR * max(period, p95):
                 return f"connections broke, silent for {silence:.1f} s"
             return None
 
@@ -158,6 +153,11 @@ class FailureDetector:
         with self._lock:
             return max((peer.last.step for peer in self._peers.values()), default=0)
 
+    def stalled_seconds(self, now: float) -> float:
+        """The time since the last step of the rank that has taken none for longest."""
+        with self._lock:
+            return max((now - peer.advanced for peer in self._peers.values()), default=0.0)
+
     @property
     def hang_timeout(self) -> float:
         """The time limit in seconds of a step that others wait for."""
@@ -166,23 +166,6 @@ class FailureDetector:
                 return FIRST_HANG_TIMEOUT_SECONDS
             p95 = float(np.percentile(self._step_seconds, 95))
             return max(MIN_HANG_TIMEOUT_SECONDS, HANG_STEP_P95_FACTOR * p95)
-
-    def _silence_timeout(self, period: float, now: float) -> float:
-        slow_store = 2 * BROKEN_CONNECTION_GAP_FACTOR * period
-        if len(self._gaps) < MIN_HEARTBEAT_GAP_COUNT:
-            return max(FIRST_SILENCE_TIMEOUT_SECONDS, slow_store)
-        recent = (gap for came, gap in self._long_gaps if now - came < LONG_GAP_MEMORY_SECONDS)
-        timeout = max(
-            MIN_SILENCE_TIMEOUT_SECONDS,
-            slow_store if period > HEARTBEAT_PERIOD_SECONDS else 0.0,
-            SILENCE_P95_FACTOR * self._p95_gap(period),
-            min(SILENCE_LONG_GAP_FACTOR * max(recent, default=0.0), FIRST_SILENCE_TIMEOUT_SECONDS),
-        )
-        return min(MAX_SILENCE_TIMEOUT_SECONDS, timeout)
-
-    def _p95_gap(self, period: float) -> float:
-        """The 95th percentile of heartbeat intervals."""
-        return float(np.percentile(self._gaps, 95)) if self._gaps else period
 
 
 class Heartbeat:
@@ -271,8 +254,8 @@ class Heartbeat:
         self._number += 1
         store.set(key_of(self._rank), HeartbeatMessage(self._number, self.step).text())
         others = [rank for rank in self._members() if rank != self._rank]
-        for rank, text in zip(others, _read_all(store, others), strict=True):
-            if text is not None and (heartbeat := HeartbeatMessage.read(text)) is not None:
+        for rank, text in read_each(store, key_of, others).items():
+            if (heartbeat := HeartbeatMessage.read(text)) is not None:
                 self.detector.note(rank, heartbeat, monotonic())
         if self.checks_for_end:
             self.has_ended = store.check([RUN_ENDED_KEY])
@@ -289,11 +272,10 @@ def key_of(rank: int) -> str:
     return f"heartbeat/{rank}"
 
 
-def _read_all(store: Store, ranks: Sequence[int]) -> list[bytes | None]:
-    """The heartbeats of these ranks; None where there is none yet, as reading it would block."""
-    keys = [key_of(rank) for rank in ranks]
-    if not keys:
-        return []
-    if store.check(keys):
-        return list(store.multi_get(keys))
-    return [store.get(key) if store.check([key]) else None for key in keys]
+def read_each(store: Store, key_of: Callable[[int], str], ranks: Iterable[int]) -> dict[int, bytes]:
+    """The values at the keys of these ranks, by rank. A rank without a value is left out, as
+    reading it would block."""
+    keys = {rank: key_of(rank) for rank in ranks}
+    if keys and store.check(list(keys.values())):
+        return dict(zip(keys, store.multi_get(list(keys.values())), strict=True))
+    return {rank: store.get(key) for rank, key in keys.items() if store.check([key])}

@@ -186,7 +186,7 @@ class Membership:
                     if status.joins:
                         self._joined_at = monotonic()
                     for rank in (*epoch.left, *epoch.joined):
-                        self.heartbeat.detector.forget(rank, monotonic())
+                        self.heartbeat.detector.forget(rank)
                     self.suspected = {}
                     self._is_outdated = False
                     return epoch
@@ -287,6 +287,7 @@ class Membership:
                 return None if text == VOID_EPOCH else MembershipEpoch.of_text(text)
             if announced > number:
                 return None
+            self.note_broken_connections(*(peer for s in ready.values() for peer in s.lost))
             offer = None if status.joins else self._offer(number, ready)
             if offer is None:
                 complete = None

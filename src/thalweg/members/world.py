@@ -21,8 +21,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from thalweg.errors import LaunchError, RunError, ThalwegError
-from thalweg.launch.launcher_variables import RankAssignment, open_store, read_rank_assignment
+from thalweg.launch.launcher_variables import RankAssignment, read_rank_assignment
 from thalweg.launch.secret import SECRET_FILE_VARIABLE, SECRET_VARIABLE, find_secret
+from thalweg.launch.store import open_store
 from thalweg.launch.worker_process import RESTARTS_VARIABLE
 from thalweg.members.abort import AbortFlag
 from thalweg.members.failure_detector import RENDEZVOUS_KEY
@@ -63,23 +64,15 @@ class World:
         """Join as part of torch's process group if there is one, else by the launcher's variables;
         alone without either. `timeout` limits the store's answers, in seconds."""
         variables = os.environ if environment is None else environment
-        if dist.is_initialized():
+        assignment = None if dist.is_initialized() else read_rank_assignment(variables)
+        if assignment is None:
             store: Store = PrefixStore("thalweg", dist.distributed_c10d._get_default_store())
             rank, size = dist.get_rank(), dist.get_world_size()
-            host = host_of(store) or variables.get("MASTER_ADDR")
-            return cls.of(
-                store, rank, size, timeout=timeout, environment=variables, store_host=host
-            )
-        assignment = read_rank_assignment(variables)
-        store = open_store(assignment, timeout)
-        world = cls.of(
-            store,
-            assignment.rank,
-            assignment.size,
-            timeout=timeout,
-            environment=variables,
-            store_host=assignment.address,
-        )
+            host = server_of(store)[0] or variables.get("MASTER_ADDR")
+        else:
+            store = open_store(assignment, timeout)
+            rank, size, host = assignment.rank, assignment.size, assignment.address
+        world = cls.of(store, rank, size, timeout=timeout, environment=variables, store_host=host)
         return replace(world, rank_assignment=assignment)
 
     @classmethod
@@ -103,7 +96,7 @@ class World:
         own_store = _prefixed(store, name, timeout)
         is_new = store.compare_set(f"seat/{rank}", "", process).decode() == process
         again = int(variables.get(RESTARTS_VARIABLE, "0")) > 0
-        address = own_address(store_host or host_of(store), variables)
+        address = own_address(store_host or server_of(store)[0], variables)
         return cls(
             rank=rank,
             size=size,
@@ -289,7 +282,8 @@ def _address_of(interface: str, variable: str) -> str:
     raise LaunchError(f"interface {interface!r} ({variable}) has no address", "name another")
 
 
-def host_of(store: Store) -> str | None:
+def server_of(store: Store) -> tuple[str | None, int | None]:
+    """The host and the port of the process that hosts a store; None if the store has none."""
     while isinstance(store, PrefixStore):
         store = store.underlying_store
-    return getattr(store, "host", None)
+    return getattr(store, "host", None), getattr(store, "port", None)

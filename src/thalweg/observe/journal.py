@@ -45,10 +45,6 @@ class Journal:
                 self._old.unlink(missing_ok=True)
             self._begin()
 
-    @property
-    def is_open(self) -> bool:
-        return self._file is not None
-
     def add(self, records: Iterable[Record]) -> None:
         """Append these records and flush the file."""
         if self._file is None:
@@ -80,20 +76,16 @@ class Journal:
             )
 
     def _write(self, record: Record) -> None:
+        assert self._file is not None
         line = written(record) + "\n"
         if self._nbytes and self._nbytes + len(line) > self._half:
-            self._turn_over()
-        assert self._file is not None
+            self._file.close()
+            self.path.replace(self._old)
+            self._begin()
+            for head in self._heads.values():
+                self._write(head)
         self._file.write(line)
         self._nbytes += len(line)
-
-    def _turn_over(self) -> None:
-        assert self._file is not None
-        self._file.close()
-        self.path.replace(self._old)
-        self._begin()
-        for record in self._heads.values():
-            self._write(record)
 
     def _begin(self) -> None:
         self._file = self.path.open("w", encoding="utf-8")
@@ -115,13 +107,10 @@ def read_records(folder: Path) -> Mapping[int, list[Record]]:
     if not files:
         raise UsageError(f"there are no records in {folder}", remedy)
     return {
-        rank: [r for path in sorted(paths, key=_old_first) for r in _lines(path)]
+        # In reverse order the name of the older file comes first.
+        rank: [record for path in sorted(paths, reverse=True) for record in _lines(path)]
         for rank, paths in sorted(files.items())
     }
-
-
-def _old_first(path: Path) -> bool:
-    return not path.name.endswith(".old.jsonl")
 
 
 def _lines(path: Path) -> Iterator[Record]:

@@ -27,6 +27,7 @@ from thalweg.engine.arrivals import Arrivals
 from thalweg.errors import ranks_text
 from thalweg.facts import Cluster, grouped
 from thalweg.members.activity import Activity, HangDetector, key_of
+from thalweg.members.failure_detector import read_each
 from thalweg.members.world import World
 from thalweg.observe.clock_sync import SyncedClock
 from thalweg.observe.journal import Journal
@@ -167,7 +168,9 @@ class Monitor:
                 self._exchange(self._store, last)
         except RuntimeError:  # torch's DistError is one
             self._store = None  # until members meet at another
-        self._write()
+        records = [self._records.popleft() for _ in range(len(self._records))]
+        if self._journal is not None:
+            self._journal.add(records)
 
     def _form(self, world: World, sync: str) -> None:
         self._add_finished_steps()
@@ -175,13 +178,12 @@ class Monitor:
         self._straggler_detector.set_members(world.members)
         self._recent_reports.clear()
         self._digests.clear()
-        host, rack = self._cluster.host(self.rank), self._cluster.rack(self.rank)
         self._records.append(
             RunHeader(
                 rank=self.rank,
                 size=world.size,
-                host=host.name,
-                rack=rack.name,
+                host=self._cluster.host(self.rank).name,
+                rack=self._cluster.rack(self.rank).name,
                 members=world.members,
                 sync=sync,
                 at=monotonic(),
@@ -252,17 +254,13 @@ class Monitor:
                 self._learn(entries["step"], tuple(map(Straggler.of, entries["late"])))
 
     def _publish(self, store: Any) -> None:
-        while (
-            self._recent_reports
-            and self._recent_reports[0][0] < self._rounds - PUBLISHED_PERIODS_COUNT
-        ):
-            self._recent_reports.popleft()
+        oldest = self._rounds - PUBLISHED_PERIODS_COUNT
         report = {
             "number": self._rounds,
             "activity": self.activity.entries(self._hang_detector.hang_seconds / 2),
             "asked": self.clock.requests,
             "tally": asdict(self.step_totals[self.rank]),
-            "steps": [rounded(step) for _, step in self._recent_reports],
+            "steps": [rounded(step) for at, step in self._recent_reports if at >= oldest],
             "digests": list(self._digests),
         }
         store.set(key_of(self.rank), json.dumps(report))
@@ -270,14 +268,9 @@ class Monitor:
     def _receive(self, store: Any) -> None:
         """Read the reports of all members and detect stragglers, on the first member."""
         reports: dict[int, Mapping[str, Any]] = {}
-        for rank, text in self._read_reports(store).items():
+        for rank, text in read_each(store, key_of, self._world.members).items():
             entries = reports[rank] = json.loads(text)
-            new = (
-                report
-                for report in entries["steps"]
-                if self._straggler_detector.is_new(rank, report[0])
-            )
-            self._straggler_detector.see(rank, map(StepReport.read, new))
+            self._straggler_detector.see(rank, map(StepReport.read, entries["steps"]))
             if rank != self.rank:
                 self.step_totals[rank] = StepTotals(**entries["tally"])
         before, stragglers = self.stragglers, self._straggler_detector.current_stragglers()
@@ -299,13 +292,6 @@ class Monitor:
                 self._answered[rank] = entries["asked"]
                 self.clock.serve(store, rank, entries["asked"])
 
-    def _read_reports(self, store: Any) -> dict[int, bytes]:
-        ranks = list(self._world.members)
-        keys = [key_of(rank) for rank in ranks]
-        if store.check(keys):
-            return dict(zip(ranks, store.multi_get(keys), strict=True))
-        return {r: store.get(k) for r, k in zip(ranks, keys, strict=True) if store.check([k])}
-
     def _learn(self, step: int, stragglers: tuple[Straggler, ...]) -> bool:
         """Adopt the stragglers of a step; True if they have changed."""
         before, self.stragglers = self.stragglers, stragglers
@@ -313,11 +299,6 @@ class Monitor:
             return False
         self._notify("late", step, log_line(stragglers, before), stragglers)
         return True
-
-    def _write(self) -> None:
-        records = [self._records.popleft() for _ in range(len(self._records))]
-        if self._journal is not None and records:
-            self._journal.add(records)
 
 
 def difference(reported: Mapping[int, Digests], members: int) -> str:

@@ -14,9 +14,10 @@ from ipaddress import ip_address
 from typing import Any
 
 import psutil
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch._C._distributed_c10d import Store
 
-from thalweg.members.world import World
+from thalweg.facts import grouped
+from thalweg.members.world import World, server_of
 from thalweg.transports.tcp_info import ConnectionTraffic, plain
 
 
@@ -48,13 +49,13 @@ class PeerAddresses:
 
 def ranks_by_address(addresses: dict[int, Sequence[str]]) -> dict[str, int]:
     """The rank of each address; a rank's list begins with its published address."""
-    hosts: dict[str, set[frozenset[str]]] = {}
-    first: dict[str, int] = {}
-    for rank, own in sorted(addresses.items()):
-        for address in own:
-            hosts.setdefault(address, set()).add(frozenset(own))
-            first.setdefault(address, rank)
-    unique = {address: rank for address, rank in first.items() if len(hosts[address]) == 1}
+    ranks = grouped((address, rank) for rank in sorted(addresses) for address in addresses[rank])
+    first = {address: using[0] for address, using in ranks.items()}
+    unique = {
+        address: first[address]
+        for address, using in ranks.items()
+        if len({frozenset(addresses[rank]) for rank in using}) == 1
+    }
     found_at = {own[0]: first[own[0]] for own in addresses.values()}
     return {a: r for a, r in {**unique, **found_at}.items() if not ip_address(a).is_loopback}
 
@@ -71,13 +72,11 @@ def own_addresses() -> frozenset[str]:
 
 
 def _endpoint(store: Store) -> tuple[str, int] | None:
-    while isinstance(store, PrefixStore):
-        store = store.underlying_store
-    host, port = getattr(store, "host", None), getattr(store, "port", None)
-    if host is None or port is None:
-        return None
+    host, port = server_of(store)
     with suppress(OSError):
-        return plain(str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])), port
+        if host is not None and port is not None:
+            target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4]
+            return plain(str(target[0])), port
     return None
 
 

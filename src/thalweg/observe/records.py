@@ -21,6 +21,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, NamedTuple, Self
 
+from thalweg.facts import grouped
+
 RECORD_SECONDS_DIGITS = 6  # of seconds
 RECORD_VERSION = 1
 
@@ -174,11 +176,8 @@ def covered(spans: Iterable[tuple[float, float]]) -> float:
 
 def by_step(ranks: Mapping[int, Iterable[StepRecord]]) -> dict[int, dict[int, StepRecord]]:
     """The records by step, then by rank."""
-    records: dict[int, dict[int, StepRecord]] = {}
-    for rank, steps in ranks.items():
-        for step in steps:
-            records.setdefault(step.step, {})[rank] = step
-    return dict(sorted(records.items()))
+    records = grouped((s.step, (rank, s)) for rank, steps in ranks.items() for s in steps)
+    return {step: dict(of_ranks) for step, of_ranks in sorted(records.items())}
 
 
 def written(record: Record) -> str:

@@ -17,8 +17,8 @@ from statistics import fmean, median, median_low
 from typing import Any
 
 from thalweg.errors import ranks_text
-from thalweg.facts import Cluster, about
-from thalweg.observe.records import EventRecord, StepRecord, by_step
+from thalweg.facts import Cluster, about, grouped
+from thalweg.observe.records import StepRecord, by_step
 from thalweg.observe.slow_ranks import RECENT_WINDOW_STEPS
 from thalweg.observe.step_totals import StepTotals
 from thalweg.observe.straggler import Straggler, StragglerKind
@@ -136,16 +136,11 @@ def run_report(
     episodes = _straggler_episodes(where, run.by_rank, run.member_spans)
     part = run.cut(first, last)
     shown = part.steps
-    first_steps = {
-        rank: timeline.steps[0].step
-        for rank, timeline in run.rank_timelines.items()
-        if timeline.steps
-    }
     return RunReport(
         timeline=part,
         cluster=where,
         accounts=tuple(
-            _account(timeline, first_steps[rank])
+            _account(timeline, run.rank_timelines[rank].steps[0].step)
             for rank, timeline in part.rank_timelines.items()
             if timeline.steps
         ),
@@ -164,19 +159,10 @@ def _account(timeline: RankTimeline, warm_up_step: int) -> RankBreakdown:
     for step in timeline.steps:
         if step.step != warm_up_step or len(timeline.steps) == 1:
             totals.add(step)
-    means = totals.each()
+    means: dict[str, Any] = {**totals.each(), "steps": totals.steps}
+    waiting = means.pop("settled")
     return RankBreakdown(
-        rank=timeline.rank,
-        host=timeline.host,
-        rack=timeline.rack,
-        steps=totals.steps,
-        seconds=means["seconds"],
-        computing=means["computing"],
-        exposed=means["exposed"],
-        hidden=means["hidden"],
-        encoding=means["encoding"],
-        waiting=means["settled"],
-        nbytes=means["nbytes"],
+        rank=timeline.rank, host=timeline.host, rack=timeline.rack, waiting=waiting, **means
     )
 
 
@@ -247,15 +233,13 @@ def _episode(
 
 def _happenings(lanes: Iterable[RankTimeline]) -> list[RecordedEvent]:
     """The events in the order of their first record, without stragglers, which have episodes."""
-    ranks_of: dict[tuple[int, str, str], list[int]] = {}
-    notes: list[tuple[int, EventRecord]] = [
-        (timeline.rank, event) for timeline in lanes for event in timeline.notes
-    ]
-    for rank, event in sorted(notes, key=lambda note: note[1].at):
-        if event.topic != "late":
-            ranks = ranks_of.setdefault((event.step, event.topic, event.text), [])
-            ranks += [] if rank in ranks else [rank]
+    notes = [(timeline.rank, event) for timeline in lanes for event in timeline.notes]
+    ranks_of = grouped(
+        ((event.step, event.topic, event.text), rank)
+        for rank, event in sorted(notes, key=lambda note: note[1].at)
+        if event.topic != "late"
+    )
     return [
-        RecordedEvent(step=step, topic=topic, text=text, ranks=tuple(sorted(ranks)))
+        RecordedEvent(step=step, topic=topic, text=text, ranks=tuple(sorted(set(ranks))))
         for (step, topic, text), ranks in ranks_of.items()
     ]

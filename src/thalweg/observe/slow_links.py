@@ -44,7 +44,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import pairwise, takewhile
+from itertools import chain, pairwise, takewhile
 from statistics import fmean, median
 from typing import NamedTuple
 
@@ -175,11 +175,9 @@ class SlowLinkDetector:
             return flow.rate / max(min(shares, default=0.0), 1.0)
 
         if self._declared:
-            best: dict[int, float] = {}
-            for source, flow, path in large:
-                best[source] = max(best.get(source, 0.0), fraction(flow, path, self._declared))
-            for source, reached in best.items():
-                self._best_fractions[source].append((step, reached))
+            reached = grouped((s, fraction(flow, path, self._declared)) for s, flow, path in large)
+            for source, fractions in reached.items():
+                self._best_fractions[source].append((step, max(fractions)))
         baselines = self._baselines(step, rates)
         samples = [
             FlowSample(step, source, flow, path, fraction(flow, path, baselines))
@@ -237,8 +235,7 @@ class SlowLinkDetector:
                 break
             slow_flows = [
                 flow
-                for flows in self._recent_flows
-                for flow in flows
+                for flow in chain(*self._recent_flows)
                 if flow.fraction < SUSPECT_LINK_RATIO and not flow.crosses(explained)
             ]
             if not slow_flows:  # the suspects' last flows are older
@@ -323,8 +320,7 @@ class SlowLinkDetector:
         """The owners with the fewest good flows since this step, as good flows exonerate a link."""
         good_flows = [
             flow
-            for flows in self._recent_flows
-            for flow in flows
+            for flow in chain(*self._recent_flows)
             if flow.step >= since and flow.fraction >= GOOD_LINK_RATIO
         ]
         counts = {owner: sum(flow.crosses((owner,)) for flow in good_flows) for owner in owners}
@@ -344,19 +340,15 @@ class SlowLinkDetector:
 
     def _ranks(self, owner: Owner) -> tuple[int, ...]:
         kind, name = owner
-        if kind == "nic":
-            return next(host.ranks for host in self._cluster.hosts if host.name == name)
-        return next(rack.ranks for rack in self._cluster.racks if rack.name == name)
+        places = self._cluster.hosts if kind == "nic" else self._cluster.racks
+        return next(place.ranks for place in places if place.name == name)
 
     def _straggler(
         self, owners: tuple[Owner, ...], suspects: set[Link], slow_flows: Sequence[FlowSample]
     ) -> Straggler:
         """The straggler for a slow link, which costs the additional time of its flows per step."""
         directions = [link for link in suspects if _owner(link) in owners]
-        lost: dict[int, float] = {}  # seconds by step; flows of a step are slow at the same time
-        for flow in slow_flows:
-            if flow.crosses(owners):
-                lost[flow.step] = max(lost.get(flow.step, 0.0), flow.lost_seconds)
+        lost = grouped((f.step, f.lost_seconds) for f in slow_flows if f.crosses(owners))
         last = [self._samples[link][-1] for link in directions]
         rate, baseline = min(s.rate for s in last), max(s.baseline for s in last)
         kinds = {kind for kind, _ in owners}
@@ -367,7 +359,8 @@ class SlowLinkDetector:
             ranks=tuple(sorted({rank for owner in owners for rank in self._ranks(owner)})),
             since=min(map(self._slow_since, directions)),
             steps=1.0,
-            seconds=fmean(lost.values()) if lost else 0.0,
+            # The flows of a step are slow at the same time.
+            seconds=fmean(map(max, lost.values())) if lost else 0.0,
             share=0.0,
             why=f"{names} at {about(8 * rate, 'bit/s')} (baseline {about(8 * baseline, 'bit/s')})",
         )
@@ -390,8 +383,5 @@ def _rate(flows: Sequence[FlowRecord]) -> float:
 
 def _median_rate(rates: Mapping[Link, float], kind: str) -> float:
     """The median rate of links of a kind in their better direction; 0 if there are none."""
-    better: dict[str, float] = {}
-    for link, rate in rates.items():
-        if link.kind == kind:
-            better[link.owner] = max(rate, better.get(link.owner, 0.0))
-    return median(better.values()) if better else 0.0
+    of_owners = grouped((link.owner, rate) for link, rate in rates.items() if link.kind == kind)
+    return median(map(max, of_owners.values())) if of_owners else 0.0

@@ -12,7 +12,7 @@ is by a rank's own clock; its waits for other ranks are no part of it.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from math import sqrt
@@ -39,21 +39,22 @@ class SlowRankDetector:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._spans: dict[int, deque[StepReport]] = {}
-        self._warmup_left: dict[int, int] = {}
+        self._spans: dict[int, deque[StepReport]] = defaultdict(
+            lambda: deque(maxlen=OCCASIONAL_WINDOW_STEPS)
+        )
+        self._seen: Counter[int] = Counter()  # steps of each rank
 
     def add(self, rank: int, span: StepReport) -> None:
-        left = self._warmup_left.get(rank, RANK_WARMUP_STEPS)
-        if left:
-            self._warmup_left[rank] = left - 1
-        else:
-            self._spans.setdefault(rank, deque(maxlen=OCCASIONAL_WINDOW_STEPS)).append(span)
+        self._seen[rank] += 1
+        if self._seen[rank] > RANK_WARMUP_STEPS:
+            self._spans[rank].append(span)
 
     def slow(self, named: Mapping[int, int]) -> list[Straggler]:
         """The slow ranks; `named` are the previous ones, with their first slow step."""
-        lately = {rank: list(spans)[-RECENT_WINDOW_STEPS:] for rank, spans in self._spans.items()}
         lately = {
-            rank: spans for rank, spans in lately.items() if len(spans) >= MIN_RANK_BASELINE_STEPS
+            rank: list(spans)[-RECENT_WINDOW_STEPS:]
+            for rank, spans in self._spans.items()
+            if len(spans) >= MIN_RANK_BASELINE_STEPS
         }
         if len(lately) < 2:
             return []

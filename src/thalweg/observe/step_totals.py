@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 
 from thalweg.facts import Cluster, about
 from thalweg.observe.records import StepRecord
@@ -67,8 +68,6 @@ def summary_text(
     lines = ["  ".join(map(str.rjust, row, widths)) for row in rows]
     if len(longest) > MAX_TALLY_ROWS:
         lines.append(f"and {len(longest) - MAX_TALLY_ROWS} ranks with shorter compute times")
-    before: Sequence[Straggler] = ()
-    for step, stragglers in changes:
+    for (_, before), (step, stragglers) in pairwise([(0, ()), *changes]):
         lines.append(f"step {step}: {log_line(stragglers, before)}")
-        before = stragglers
     return "\n".join(["step time breakdown per rank:", *lines])

@@ -7,7 +7,7 @@ exchange identifies nobody: it is the same for early and for late ranks.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
@@ -43,7 +43,9 @@ class StragglerDetector:
         self._links = SlowLinkDetector(self._cluster)
         self._open: dict[int, dict[int, StepReport]] = {}  # steps that some ranks haven't reported
         self._lately: deque[tuple[int, float, float]] = deque(maxlen=VERDICT_WINDOW_STEPS)
-        self._store: dict[int, deque[float]] = {}
+        self._store: dict[int, deque[float]] = defaultdict(
+            lambda: deque(maxlen=VERDICT_WINDOW_STEPS // 2)
+        )
         self._before: dict[Any, Straggler] = {}  # the stragglers that the last judgement found
         self._times: dict[Any, int] = {}  # the judgements in a row that found it
 
@@ -52,21 +54,17 @@ class StragglerDetector:
         """The last step that any rank reported."""
         return max(self._seen.values(), default=0)
 
-    def is_new(self, rank: int, step: int) -> bool:
-        return step > self._seen.get(rank, -1)
-
     def see(self, rank: int, reports: Iterable[StepReport]) -> None:
         """Add the reports of a rank in the order of steps; known ones are skipped."""
         for report in reports:
-            if rank not in self._members or not self.is_new(rank, report.step):
+            if rank not in self._members or report.step <= self._seen.get(rank, -1):
                 continue
             self._seen[rank] = report.step
             self._changed = True
             self._slow_ranks.add(rank, report)
             self._open.setdefault(report.step, {})[rank] = report
             if report.store:
-                times = self._store.setdefault(rank, deque(maxlen=VERDICT_WINDOW_STEPS // 2))
-                times.append(report.store)
+                self._store[rank].append(report.store)
 
     def current_stragglers(self) -> tuple[Straggler, ...]:
         """The current stragglers, the costliest first."""

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from statistics import median
-from typing import NamedTuple, Self
+from typing import Self
 
 from thalweg.errors import ranks_text
 from thalweg.facts import Cluster, Host, Rack, grouped
@@ -61,13 +61,6 @@ class RankTimeline:
     error: float | None
 
 
-class MemberSpan(NamedTuple):
-    """A first step, and the members and plan from it on."""
-
-    step: int
-    members: tuple[int, ...]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
     """The timelines of all ranks; `size` is the number of ranks of the run, and `remarks` say how
@@ -88,8 +81,8 @@ class Timeline:
         return {rank: lane.steps for rank, lane in self.rank_timelines.items()}
 
     @property
-    def member_spans(self) -> list[MemberSpan]:
-        """The spans between changes of members or plan."""
+    def member_spans(self) -> list[tuple[int, tuple[int, ...]]]:
+        """The steps at which members or the plan changed, each with the members from then on."""
         openings = [opening for lane in self.rank_timelines.values() for opening in lane.openings]
         changes: dict[int, tuple[int, ...]] = {}
         before: tuple[object, ...] = ()
@@ -103,7 +96,7 @@ class Timeline:
         for step in sorted(plans - changes.keys()):
             earlier = [members for other, members in sorted(changes.items()) if other < step]
             changes[step] = earlier[-1] if earlier else tuple(self.rank_timelines)
-        return [MemberSpan(step, members) for step, members in sorted(changes.items())]
+        return sorted(changes.items())
 
     def cut(self, first: int | None, last: int | None) -> Timeline:
         """The timeline of the steps from `first` to `last`, both included; None is no limit."""
@@ -132,10 +125,7 @@ class _ProcessLife:
     moments: list[ClockSample] = field(default_factory=list)
     steps: list[StepRecord] = field(default_factory=list)
     notes: list[EventRecord] = field(default_factory=list)
-    latest: float = float("-inf")
-
-    def saw(self, moment: float) -> None:
-        self.latest = max(self.latest, moment)
+    latest: float = float("-inf")  # the last time of that clock in these records
 
 
 @dataclass(slots=True)
@@ -143,7 +133,7 @@ class _RankRecords:
     """The records in a rank's file, by its own clocks."""
 
     rank: int
-    lives: list[_ProcessLife] = field(default_factory=list)
+    lives: list[_ProcessLife] = field(default_factory=lambda: [_ProcessLife("")])
     openings: list[tuple[int, RunHeader]] = field(default_factory=list)
 
     @property
@@ -158,29 +148,33 @@ class _RankRecords:
 def timeline(records: Mapping[int, Iterable[Record]]) -> Timeline:
     """The timeline of all ranks' records, which are oldest first."""
     by_rank = {rank: _rank_records(rank, written) for rank, written in sorted(records.items())}
-    sizes = (
-        rank_records.opening.size
-        for rank_records in by_rank.values()
-        if rank_records.opening is not None
-    )
+    headers = (rank_records.opening for rank_records in by_rank.values())
+    sizes = (header.size for header in headers if header is not None)
     size = next(sizes, max(by_rank, default=-1) + 1)
-    older = [rank for rank in by_rank if rank >= size]
-    remarks = [
-        f"{ranks_text(older)}: excluded, as the run had {size} ranks: records of an earlier run"
-        for _ in older[:1]
-    ]
-    by_rank = {rank: rank_records for rank, rank_records in by_rank.items() if rank < size}
-    missing = tuple(rank for rank in range(size) if rank not in by_rank or not by_rank[rank].steps)
-    remarks += [f"{ranks_text(missing)}: no steps on record" for _ in missing[:1]]
-    _align([life for rank_records in by_rank.values() for life in rank_records.lives])
-    lanes = {rank: _lane(rank_records) for rank, rank_records in by_rank.items()}
-    for how, words in (
-        (Aligned.STEPS, "no clock comparison on record; aligned by the ends of steps"),
-        (Aligned.NOT, "no clock comparison on record, and no step in common with others"),
-    ):
-        ranks = tuple(rank for rank, lane in lanes.items() if lane.aligned is how)
-        remarks += [f"{ranks_text(ranks)}: {words}" for _ in ranks[:1]]
-    return Timeline(rank_timelines=lanes, size=size, remarks=tuple(remarks))
+    of_run = {rank: rank_records for rank, rank_records in by_rank.items() if rank < size}
+    _align([life for rank_records in of_run.values() for life in rank_records.lives])
+    lanes = {rank: _lane(rank_records) for rank, rank_records in of_run.items()}
+    aligned = grouped((lane.aligned, rank) for rank, lane in lanes.items())
+    remarks = (
+        (
+            [rank for rank in by_rank if rank >= size],
+            f"excluded, as the run had {size} ranks: records of an earlier run",
+        ),
+        (
+            [rank for rank in range(size) if rank not in of_run or not of_run[rank].steps],
+            "no steps on record",
+        ),
+        (
+            aligned.get(Aligned.STEPS, []),
+            "no clock comparison on record; aligned by the ends of steps",
+        ),
+        (
+            aligned.get(Aligned.NOT, []),
+            "no clock comparison on record, and no step in common with others",
+        ),
+    )
+    texts = (f"{ranks_text(ranks)}: {remark}" for ranks, remark in remarks if ranks)
+    return Timeline(rank_timelines=lanes, size=size, remarks=tuple(texts))
 
 
 def cluster_of(run: Timeline) -> Cluster:
@@ -218,14 +212,12 @@ def _rank_records(rank: int, records: Iterable[Record]) -> _RankRecords:
                 pending = record
                 _begin_life(told, record)
             continue
-        if not told.lives:
-            told.lives.append(_ProcessLife(""))
         life = told.lives[-1]
         if isinstance(record, ClockSample):
             life.moments.append(record)
         elif isinstance(record, EventRecord):
             life.notes.append(record)
-            life.saw(record.at)
+            life.latest = max(life.latest, record.at)
         else:
             formed = _undone(told, record.step)
             pending = formed if pending is None else pending
@@ -233,22 +225,19 @@ def _rank_records(rank: int, records: Iterable[Record]) -> _RankRecords:
                 told.openings.append((record.step, pending))
                 pending = None
             life.steps.append(record)
-            life.saw(record.end)
+            life.latest = max(life.latest, record.end)
     if pending is not None:
         told.openings.append((told.steps[-1].step + 1 if told.steps else 0, pending))
     return told
 
 
 def _begin_life(told: _RankRecords, header: RunHeader) -> None:
-    last = told.lives[-1] if told.lives else _ProcessLife("")
+    last = told.lives[-1]
     last.host = last.host or header.host  # a clock may have been compared before it
-    if (
-        not told.lives
-        or last.host != header.host
-        or header.at < last.latest - REBOOT_CLOCK_SLACK_SECONDS
-    ):
-        told.lives.append(_ProcessLife(header.host))
-    told.lives[-1].saw(header.at)
+    if last.host != header.host or header.at < last.latest - REBOOT_CLOCK_SLACK_SECONDS:
+        last = _ProcessLife(header.host)
+        told.lives.append(last)
+    last.latest = max(last.latest, header.at)
 
 
 def _undone(told: _RankRecords, step: int) -> RunHeader | None:

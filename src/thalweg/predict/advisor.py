@@ -151,7 +151,7 @@ def advise(
         next_class=weaker,
         assumed=tuple(dict.fromkeys(assumed)),
         left_out=left_out,
-        sweep=_sweep(ranking, advisor) if sweep else None,
+        sweep=_sweep(ranking, situation) if sweep else None,
     )
 
 
@@ -172,12 +172,9 @@ class _Advisor:
             group, allow, default_catalog(), has_data=self.has_data, refuse=self.refuse
         )
 
-    def predicted(self, plan: Plan, *, by_form: bool = False) -> Estimate:
-        return predict(plan, self.situation, by_form=by_form)
-
     @cached_property
     def ddp(self) -> Estimate:
-        return self.predicted(default_catalog().plan(BASELINE_PLAN))
+        return predict(BASELINE_PLAN, self.situation)
 
     def ranked(self, plans: Sequence[Plan]) -> list[RankedPlan]:
         large = self.situation.cluster.workers > MAX_WORKERS_ALL_SIMULATED
@@ -232,7 +229,7 @@ class _Advisor:
 
     def _simulated(self, plan: Plan) -> list[RankedPlan]:
         try:
-            estimate = self.ddp if str(plan) == BASELINE_PLAN else self.predicted(plan)
+            estimate = self.ddp if str(plan) == BASELINE_PLAN else predict(plan, self.situation)
         except PlanError as error:
             self.left_out[str(plan)] = error.problem
             return []
@@ -245,7 +242,8 @@ class _Advisor:
         for plan in plans:
             if plan.text.preset.name != BASELINE_PLAN:
                 with suppress(PlanError):
-                    known.append(self._ranked_plan(self.predicted(plan, by_form=True)))
+                    estimate = predict(plan, self.situation, by_form=True)
+                    known.append(self._ranked_plan(estimate))
         return {one.plan: one for one in sorted(known, key=_order)[SIMULATED_PLAN_COUNT:]}
 
 
@@ -315,22 +313,19 @@ def _assumed_steps(
             share = f"{extra.given[promise]:.0%}"
             yield f"{promise.value} plans need {share} more steps than exact ones"
     if classes - {*extra.given}:
-        if optimizer is None:
+        if not optimizer:
             yield f"the optimizer is {extra.optimizer}"
         if extra.source:
             yield extra.source
 
 
-def _sweep(ranking: Sequence[RankedPlan], advisor: _Advisor) -> Sweep:
+def _sweep(ranking: Sequence[RankedPlan], situation: Situation) -> Sweep:
     ddp = next(ranked for ranked in ranking if str(ranked.plan) == BASELINE_PLAN)
     plans = dict.fromkeys([*(ranked.plan for ranked in ranking[:SWEPT_PLAN_COUNT]), ddp.plan])
-    situation, cluster = advisor.situation, advisor.situation.cluster
-    others = [
-        replace(advisor, situation=replace(situation, cluster=scaled(cluster, factor)))
-        for factor in SWEPT_RATE_FACTORS
-    ]
-    seconds = {str(plan): tuple(each.predicted(plan).seconds for each in others) for plan in plans}
-    rates = tuple(slowest_nic(cluster) * factor for factor in SWEPT_RATE_FACTORS)
+    clusters = [scaled(situation.cluster, factor) for factor in SWEPT_RATE_FACTORS]
+    others = [replace(situation, cluster=cluster) for cluster in clusters]
+    seconds = {str(plan): tuple(predict(plan, each).seconds for each in others) for plan in plans}
+    rates = tuple(slowest_nic(situation.cluster) * factor for factor in SWEPT_RATE_FACTORS)
     return Sweep(rates=rates, seconds=seconds, breaks=tuple(crossovers(rates, seconds)))
 
 

@@ -21,16 +21,16 @@ their delays, as if all ranks waited for all, less what a topology does meanwhil
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from math import sqrt
 
 from thalweg.catalog import Catalog, default_catalog
 from thalweg.compress import Compressor, Payload
-from thalweg.declarations import Value
 from thalweg.errors import PlanError
 from thalweg.facts import (
+    Cluster,
     CodecCost,
     Duration,
     Machine,
@@ -51,7 +51,7 @@ from thalweg.schedules.collectives import (
     all_to_all_cost,
     chain_cost,
 )
-from thalweg.schedules.topology import COMPRESS_BETWEEN, Topology
+from thalweg.schedules.topology import COMPRESS_BETWEEN
 from thalweg.steps import MAX_CHAINS_IN_FLIGHT, Round, compile_step, cycle, warm_up
 
 MAX_PERIOD_TURNS = 64  # turns that are averaged, of a period that may be thousands
@@ -115,9 +115,9 @@ def _cost(round_: Round, plan: Plan, turn: int, catalog: Catalog) -> Cost | None
 
 def _busiest_seconds(rounds: Sequence[Round]) -> float:
     """The longest time that a link needs for the bytes of these rounds."""
-    cluster, rates = rounds[0].group.cluster, rounds[0].group.cluster.rates()
-    links = together(traffic(round_.schedule, cluster) for round_ in rounds).links
-    return max((rates[link].seconds(n) for link, n in links.items() if link in rates), default=0.0)
+    cluster = rounds[0].group.cluster
+    crossed = together(traffic(round_.schedule, cluster) for round_ in rounds)
+    return max(cluster.busy_seconds(crossed.links).values(), default=0.0)
 
 
 def closed_form_breakdown(
@@ -146,8 +146,8 @@ def closed_form_breakdown(
     form = partial(topology.form, **arguments)
     codec, _ = codec_cost(plan.precision, machine)
     compressor = catalog.compressors[plan.precision.name] if plan.precision else None
-    concurrent = [_ExchangeForms(scope, form, plan, compressor, codec) for scope in scopes]
-    in_racks = _ExchangeForms(rack, form, plan, compressor, codec)
+    concurrent = [_exchange(scope, form, plan, compressor, codec) for scope in scopes]
+    in_racks = _exchange(rack, form, plan, compressor, codec)
     chain = chain_cost(replace(rack, S=1.0))
     total = end = encode = decode = early = 0.0
     for bucket in workload.buckets(plan.settings.bucket):
@@ -156,12 +156,12 @@ def closed_form_breakdown(
             payloads = compressor.payloads(
                 bucket.tensors, warm_up(plan), **plan.precision.arguments
             )
-        exchanges = [[scope.exchange(each) for scope in concurrent] for each in payloads]
+        exchanges = [[exchange(each) for exchange in concurrent] for each in payloads]
         seconds = sum(max(seconds for seconds, _ in each) for each in exchanges)
         if between:
             seconds += 2 * _seconds(chain, bucket.nbytes)
         if cadence.inside:  # at the other steps
-            seconds += (cadence.every - 1) * sum(in_racks.exchange(each)[0] for each in payloads)
+            seconds += (cadence.every - 1) * sum(in_racks(each)[0] for each in payloads)
         if bucket.index < MAX_CHAINS_IN_FLIGHT:
             early += sum(each.nbytes for each in payloads)
         total += seconds
@@ -175,26 +175,36 @@ def closed_form_breakdown(
     else:
         exposed = max(0.0, end - costs.backward.seconds)
     every = 1 if cadence.inside else cadence.every  # racks compress in between, too
+    filled = 0.0  # seconds of a straggler's delay, in which the others exchange first buckets
+    if topology.before_straggler is not None:
+        filled = _seconds(topology.before_straggler(replace(x, S=1.0), **arguments), early)
+    delays = shown_delays(
+        plan, group, group.cluster, catalog, lambda _, delay: max(0.0, delay - filled)
+    )
     return Breakdown(
         compute=compute,
         encode=encode / every,
         decode=decode / every,
         transfer=exposed,
-        waiting=expected_latest(_delays(group, x, early, topology, arguments)),
+        waiting=expected_latest(delays),
     )
 
 
-def _delays(
-    group: Group, x: Symbols, nbytes: float, topology: Topology, arguments: Mapping[str, Value]
+def shown_delays(
+    plan: Plan,
+    group: Group,
+    cluster: Cluster,
+    catalog: Catalog,
+    shown: Callable[[int, float], float],
 ) -> list[StragglerDelay]:
-    """The delays of all ranks; of the straggler that the topology expects, what the others' part of
-    the exchange of the first buckets, of this many bytes, doesn't fill."""
-    late = {rank: group.cluster.host(rank).late for rank in group.ranks}
-    if topology.straggler is not None and topology.before_straggler is not None:
-        rank = topology.straggler(group, **arguments)
-        filled = _seconds(topology.before_straggler(replace(x, S=1.0), **arguments), nbytes)
-        shown = Duration(max(0.0, late[rank].delay.seconds - filled))
-        late[rank] = replace(late[rank], delay=shown)
+    """The delays of all ranks on this cluster; of the straggler that the topology expects, the part
+    that `shown` makes of its rank and its seconds."""
+    late = {rank: cluster.host(rank).late for rank in group.ranks}
+    expected = catalog.topologies[plan.topology.name].straggler
+    if expected is not None:
+        rank = expected(group, **plan.topology.arguments)
+        seconds = shown(rank, late[rank].delay.seconds)
+        late[rank] = replace(late[rank], delay=Duration(seconds))
     return list(late.values())
 
 
@@ -208,35 +218,26 @@ def _seconds(of_byte: Cost, nbytes: float) -> float:
     return latency + nbytes * (of_byte.busiest + exposed / chunks)
 
 
-class _ExchangeForms:
-    """The ways in which a group exchanges payloads; `form` is that of its all-reduce."""
+def _exchange(
+    x: Symbols, form: ClosedForm, plan: Plan, compressor: Compressor | None, codec: CodecCost
+) -> Callable[[Payload], tuple[float, float]]:
+    """A function from a payload to the seconds in which a group exchanges it, and those per element
+    to decode the result; `form` is that of the group's all-reduce."""
+    forms = (form, all_gather_cost, all_to_all_cost)
+    reduce, gather, scatter = (each(replace(x, S=1.0)) for each in forms)
 
-    def __init__(
-        self,
-        x: Symbols,
-        form: ClosedForm,
-        plan: Plan,
-        compressor: Compressor | None,
-        codec: CodecCost,
-    ) -> None:
-        self._size = x.N
-        self._plan = plan
-        self._compressor = compressor
-        self._codec = codec
-        ways = (form, all_gather_cost, all_to_all_cost)
-        self._reduce, self._gather, self._scatter = (way(replace(x, S=1.0)) for way in ways)
-
-    def exchange(self, payload: Payload) -> tuple[float, float]:
-        """The seconds of the exchange, and those per element to decode its result."""
-        codec, compressor, nbytes = self._codec, self._compressor, payload.nbytes
+    def exchange(payload: Payload) -> tuple[float, float]:
+        nbytes = payload.nbytes
         if payload.exact or compressor is None or compressor.summable:
-            return _seconds(self._reduce, nbytes), codec.decode.value
-        gathered = _seconds(self._gather, self._size * nbytes)
-        two_shots = _seconds(self._scatter, nbytes) + _seconds(self._gather, nbytes)
-        is_sharded = compressor.elementwise and not self._plan.averages_parameters
+            return _seconds(reduce, nbytes), codec.decode.value
+        gathered = _seconds(gather, x.N * nbytes)
+        two_shots = _seconds(scatter, nbytes) + _seconds(gather, nbytes)
+        is_sharded = compressor.elementwise and not plan.averages_parameters
         if is_sharded and two_shots < gathered:
             return two_shots, codec.decoding_shards
-        return gathered, codec.decoding(self._size, always=not compressor.elementwise)
+        return gathered, codec.decoding(x.N, always=not compressor.elementwise)
+
+    return exchange
 
 
 def _symbols(group: Group, costs: TransportCosts) -> Symbols:

@@ -176,12 +176,11 @@ def concurrent_flows(kind: str, cluster: Cluster) -> int:
 
 def _busiest(kind: str, cluster: Cluster) -> tuple[Link | None, float]:
     """The busiest link of a trial of the reference size, and for how many seconds it is busy."""
-    rates = cluster.rates()
     crossed = together(
         traffic(schedule, cluster) for schedule in schedules(kind, cluster, REFERENCE_TRIAL_BYTES)
     )
-    busy = {link: rates[link].seconds(n) for link, n in crossed.links.items() if link in rates}
-    return max(busy.items(), key=lambda item: item[1], default=(None, 0.0))
+    busy = cluster.busy_seconds(crossed.links).items()
+    return max(busy, key=lambda item: item[1], default=(None, 0.0))
 
 
 def fit(situation: Situation, trials: Sequence[NetworkTrial]) -> Situation:
@@ -236,9 +235,10 @@ class _Fit:
         inside = [s for s in self._large if not concurrent_flows(s.kind, self.cluster)]
         if not inside:
             return costs
-        slowest = inside[-1].measured / inside[-1].nbytes
-        byte = self._fitted(inside[-1], lambda x: replace(costs, byte=x), slowest)
-        return replace(costs, byte=byte)
+        largest = inside[-1]
+        slowest = largest.measured / largest.nbytes
+        byte = self._fitted(largest, lambda x: replace(costs, byte=FittedValue(x)), 0.0, slowest)
+        return replace(costs, byte=FittedValue(byte, largest.spread))
 
     def burst_of(self, costs: TransportCosts) -> float:
         """The burst size of links in bytes, if there are two large rings. Their difference gives
@@ -268,8 +268,10 @@ class _Fit:
         """The backend's costs of a message and of a byte."""
         if (tiny := self._small.get("native")) is None:
             return TransportCosts()
-        message = self._fitted(tiny, lambda x: TransportCosts(message=x), tiny.measured)
-        return self.byte(TransportCosts(message=message))
+        message = self._fitted(
+            tiny, lambda x: TransportCosts(message=FittedValue(x)), 0.0, tiny.measured
+        )
+        return self.byte(TransportCosts(message=FittedValue(message, tiny.spread)))
 
     def crowding(self, costs: TransportCosts) -> TransportCosts:
         """The costs with the joint share of a link for each number of flows, in rising order."""
@@ -299,13 +301,9 @@ class _Fit:
     def _share(
         self, simulation: _TrialSimulation, costs: TransportCosts, fewer: Shares, flows: int
     ) -> FittedValue:
-        inverse = _root(
-            lambda x: simulation(
-                self.latency,
-                replace(costs, crowding=(*fewer, (flows, FittedValue(1 / x)))),
-                self.burst,
-            ),
-            simulation.measured,
+        inverse = self._fitted(
+            simulation,
+            lambda x: replace(costs, crowding=(*fewer, (flows, FittedValue(1 / x)))),
             1 / MAX_BANDWIDTH_SHARE_FRACTION,
             1 / MIN_BANDWIDTH_SHARE_FRACTION,
         )
@@ -314,17 +312,14 @@ class _Fit:
     def _fitted(
         self,
         simulation: _TrialSimulation,
-        costs: Callable[[FittedValue], TransportCosts],
-        most: float,
-    ) -> FittedValue:
-        """The value, from 0 to `most`, with which the costs explain the trial."""
-        value = _root(
-            lambda x: simulation(self.latency, costs(FittedValue(x)), self.burst),
-            simulation.measured,
-            0.0,
-            most,
+        costs: Callable[[float], TransportCosts],
+        low: float,
+        high: float,
+    ) -> float:
+        """The value in this range with which the costs explain the trial."""
+        return _root(
+            lambda x: simulation(self.latency, costs(x), self.burst), simulation.measured, low, high
         )
-        return FittedValue(value, simulation.spread)
 
 
 def _combined(found: Sequence[FittedValue]) -> FittedValue:
@@ -351,14 +346,8 @@ class _TrialSimulation:
         self, latency: float, costs: TransportCosts = FREE_TRANSPORT_COSTS, burst: float = 0.0
     ) -> float:
         """The seconds of the trial with these costs."""
-        flows = FlowSimulator(replace(self._cluster, latency=Duration(latency)), costs, burst)
-        ends: list[float] = []
-        for schedule in self._schedules:
-            run = flows.exchange(schedule, lambda _: ends.append(flows.now))
-            for rank in schedule.ranks:
-                run.start(rank)
-        flows.run()
-        return max(ends)
+        cluster = replace(self._cluster, latency=Duration(latency))
+        return max(FlowSimulator(cluster, costs, burst).ends(self._schedules, {}).values())
 
 
 def _root(rising: Callable[[float], float], value: float, low: float, high: float) -> float:

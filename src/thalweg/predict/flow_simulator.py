@@ -42,17 +42,7 @@ def simulate(
     burst: float = 0.0,
 ) -> dict[int, float]:
     """The time in seconds at which each rank ends; ranks that aren't in `starts` begin at 0."""
-    flows = FlowSimulator(cluster, costs, burst)
-    ends: dict[int, float] = {}
-
-    def ended(rank: int) -> None:
-        ends[rank] = flows.now
-
-    run = flows.exchange(schedule, ended)
-    for rank in schedule.ranks:
-        flows.at((starts or {}).get(rank, 0.0), partial(run.start, rank))
-    flows.run()
-    return ends
+    return FlowSimulator(cluster, costs, burst).ends([schedule], starts or {})
 
 
 class SimulatedMessage(NamedTuple):
@@ -98,7 +88,7 @@ class FlowSimulator:
         self._free_at: dict[int, float] = {}  # the time until which each receiver is busy
         self._events: list[tuple[float, int, Callable[..., None], object]] = []
         self._numbers = count()
-        self._running: dict[ScheduleRun, None] = {}
+        self._runs: list[ScheduleRun] = []
         # By the schedule's id; keeping the schedule keeps its id unique.
         self._compiled: dict[int, tuple[Schedule, dict[int, CompiledRank]]] = {}
 
@@ -106,17 +96,29 @@ class FlowSimulator:
         """Call `do` at this time, or now if it is past."""
         self._plan(max(when, self.now), lambda _: do(), None)
 
-    def exchange(
-        self, schedule: Schedule, ended: Callable[[int], None] = lambda rank: None
-    ) -> ScheduleRun:
-        """One execution of a schedule; `ended` is called with each rank that has ended."""
+    def exchange(self, schedule: Schedule) -> ScheduleRun:
+        """One execution of a schedule, whose ranks are still to start."""
         if id(schedule) not in self._compiled:
             self._compiled[id(schedule)] = schedule, compiled_ranks(schedule)
         parts = self._compiled[id(schedule)][1]
         slowdown = self._costs.slowdown_of(schedule.name).value
-        run = ScheduleRun(schedule, parts, self.post, ended, self._running.pop, slowdown)
-        self._running[run] = None
+        run = ScheduleRun(schedule, parts, self.post, slowdown)
+        self._runs.append(run)
         return run
+
+    def ends(self, schedules: Iterable[Schedule], starts: Mapping[int, float]) -> dict[int, float]:
+        """Run these schedules together: the time at which each rank ends the last of its own."""
+        ends: dict[int, float] = {}
+
+        def ended(rank: int) -> None:
+            ends[rank] = self.now
+
+        for schedule in schedules:
+            run = self.exchange(schedule)
+            for rank in schedule.ranks:
+                self.at(starts.get(rank, 0.0), partial(run.start, rank, partial(ended, rank)))
+        self.run()
+        return ends
 
     def run(self) -> None:
         """Process all events; ScheduleError if an exchange then hasn't ended although all of its
@@ -129,7 +131,7 @@ class FlowSimulator:
                 self.now, _, do, what = heappop(events)
                 do(what)
             self._share_out()
-        for run in self._running:
+        for run in self._runs:
             run.refuse_to_hang()
 
     def post(

@@ -50,8 +50,7 @@ tables are to be compared by both.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from math import ceil, exp, inf, log
@@ -61,9 +60,9 @@ from numpy.typing import NDArray
 
 from thalweg.catalog import Catalog
 from thalweg.errors import PlanError
-from thalweg.facts import Link, Size, Workload
+from thalweg.facts import Cluster, Link, Size, Workload, grouped
 from thalweg.plan import Plan
-from thalweg.schedules import Group, Schedule, connected, traffic
+from thalweg.schedules import Group, Schedule, connected, together, traffic
 from thalweg.steps import Chain, compile_step, cycle
 
 Matrix = NDArray[np.float64]
@@ -115,11 +114,13 @@ class Mixing:
     @property
     def longest_pause(self) -> int | None:
         """The most steps between two exchanges of a rank; None if a rank has none."""
-        steps_of: dict[int, list[int]] = {place: [] for place in range(self.size)}
-        for step, blocks in enumerate(self.steps):
-            for place in chain.from_iterable(block.places for block in blocks):
-                steps_of[place].append(step)
-        if not all(steps_of.values()):
+        steps_of = grouped(
+            (place, step)
+            for step, blocks in enumerate(self.steps)
+            for block in blocks
+            for place in block.places
+        )
+        if len(steps_of) < self.size:
             return None
         return max(
             later - earlier
@@ -329,9 +330,15 @@ def uplink_traffic(plan: Plan, group: Group, catalog: Catalog, period: int) -> f
     if len(group.racks) == 1:
         return None
     steps = min(period, MAX_UPLINK_TRAFFIC_STEPS)
-    leaving: Counter[Link] = Counter()
-    for step in range(steps):
-        for round_ in compile_step(plan, group, UPLINK_TRAFFIC_WORKLOAD, step, catalog).rounds:
-            leaving.update(traffic(round_.schedule, group.cluster).links)
-    uplinks = [n for link, n in leaving.items() if (link.kind, link.direction) == ("uplink", "out")]
+    sent = link_bytes(plan, group, UPLINK_TRAFFIC_WORKLOAD, steps, catalog, group.cluster)
+    uplinks = [n for link, n in sent.items() if (link.kind, link.direction) == ("uplink", "out")]
     return max(uplinks, default=0) / steps / UPLINK_TRAFFIC_WORKLOAD.nbytes
+
+
+def link_bytes(
+    plan: Plan, group: Group, workload: Workload, steps: int, catalog: Catalog, cluster: Cluster
+) -> Mapping[Link, int]:
+    """The bytes on each link of the cluster in the first steps of a period."""
+    compiled = (compile_step(plan, group, workload, step, catalog) for step in range(steps))
+    rounds = chain.from_iterable(step.rounds for step in compiled)
+    return together(traffic(round_.schedule, cluster) for round_ in rounds).links

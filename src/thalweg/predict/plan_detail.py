@@ -3,11 +3,11 @@ simulation."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from thalweg.catalog import default_catalog
 from thalweg.declarations import listed
 from thalweg.errors import PlanError
 from thalweg.facts import Link, Situation, Size
@@ -15,11 +15,11 @@ from thalweg.plan import Plan
 from thalweg.predict.closed_form import synchronisation_seconds
 from thalweg.predict.estimate import Estimate
 from thalweg.predict.flow_simulator import simulate
+from thalweg.predict.mixing import link_bytes
 from thalweg.predict.predictor import MAX_SIMULATED_STEPS, PredictionInput
 from thalweg.predict.step_simulator import SIMULATED_WARMUP_STEPS, BucketTimes, RankTimes
 from thalweg.predict.straggler_recurrence import loads
 from thalweg.redundancy import allocation_of, is_compensated, is_relayed
-from thalweg.schedules import traffic
 from thalweg.steps import compile_step
 
 
@@ -102,20 +102,12 @@ def _slowest(simulated: Mapping[int, RankTimes]) -> tuple[int, tuple[BucketTimes
 
 def _busy(given: PredictionInput, cycle: int, seconds: float) -> list[BusyLink]:
     """The links by utilization, averaged over the steps of a period or its first steps."""
-    steps, total = min(cycle, MAX_SIMULATED_STEPS), Counter[Link]()
-    for step in range(steps):
-        compiled = compile_step(given.plan, given.group, given.workload, step)
-        for round_ in compiled.rounds:
-            total.update(traffic(round_.schedule, given.cluster).links)
-    rates = given.cluster.rates()
+    steps, catalog = min(cycle, MAX_SIMULATED_STEPS), default_catalog()
+    sent = link_bytes(given.plan, given.group, given.workload, steps, catalog, given.cluster)
+    per_step = {link: nbytes / steps for link, nbytes in sent.items()}
     found = [
-        BusyLink(
-            link=link,
-            nbytes=nbytes / steps,
-            share=rates[link].seconds(nbytes / steps) / seconds if seconds else 0.0,
-        )
-        for link, nbytes in total.items()
-        if link in rates
+        BusyLink(link=link, nbytes=per_step[link], share=busy / seconds if seconds else 0.0)
+        for link, busy in given.cluster.busy_seconds(per_step).items()
     ]
     return sorted(found, key=lambda busy: (-busy.share, str(busy.link)))
 

@@ -13,16 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import hypot
 
 import numpy as np
 
 from thalweg.catalog import default_catalog, parse_plan
 from thalweg.errors import PlanError
-from thalweg.facts import Duration, Situation, StragglerDelay, TransportCosts
+from thalweg.facts import Situation, TransportCosts
 from thalweg.plan import Plan
 from thalweg.predict import straggler_recurrence as stragglers
-from thalweg.predict.closed_form import closed_form_breakdown
+from thalweg.predict.closed_form import closed_form_breakdown, shown_delays
 from thalweg.predict.estimate import Breakdown, Estimate
 from thalweg.predict.step_simulator import (
     SIMULATED_WARMUP_STEPS,
@@ -102,12 +103,12 @@ class PredictionInput:
 
     def estimate(self, by_form: bool = False) -> Estimate:
         """The result of `predict`."""
-        parts, form = self.parts(by_form)
-        costs = self.transport_costs
+        by_form = self.group.size > 1 and (by_form or self.is_large)
+        parts, costs = self.parts(by_form), self.transport_costs
         codec, assumed_of_codec = codec_cost(self.plan.precision, self.machine)
         assumed = (*self.cluster.assumed, *self.machine.assumed, *assumed_of_codec)
         transfer_error = hypot(
-            SIMULATION_ERROR_FRACTION if form == BY_SIMULATION else CLOSED_FORM_ERROR_FRACTION,
+            CLOSED_FORM_ERROR_FRACTION if by_form else SIMULATION_ERROR_FRACTION,
             max(costs.byte.spread, *(share.spread for _, share in costs.crowding)),
             costs.slowdown_of(self.plan.topology.name).spread,
             ASSUMED_ERROR_FRACTION if assumed else 0.0,
@@ -129,28 +130,22 @@ class PredictionInput:
             parts=parts,
             low=max(0.0, parts.seconds - DEVIATIONS_OF_80_PERCENT * deviation),
             high=parts.seconds + DEVIATIONS_OF_80_PERCENT * deviation,
-            form=form,
+            form=BY_CLOSED_FORM if by_form else BY_SIMULATION,
             assumed=assumed,
         )
 
-    def parts(self, by_form: bool = False) -> tuple[Breakdown, str]:
+    def parts(self, by_form: bool) -> Breakdown:
         if self.group.size == 1:
-            return Breakdown(compute=self.compute()), BY_SIMULATION
-        if by_form or self.is_large:
+            return Breakdown(compute=self.compute())
+        if by_form:
             measured = Group(self.group.ranks, self.cluster)
-            parts = closed_form_breakdown(
-                self.plan,
-                measured,
-                self.workload,
-                self.transport_costs,
-                self.machine,
-                default_catalog(),
+            costs, catalog = self.transport_costs, default_catalog()
+            return closed_form_breakdown(
+                self.plan, measured, self.workload, costs, self.machine, catalog
             )
-            return parts, BY_CLOSED_FORM
         if self.plan.cadence.staleness is not None:
-            return self._asynchronous(self.plan.cadence.staleness), BY_SIMULATION
-        quorum = is_relayed(self.plan)
-        return self._until_quorum() if quorum else self._until_all(), BY_SIMULATION
+            return self._asynchronous(self.plan.cadence.staleness)
+        return self._until_quorum() if is_relayed(self.plan) else self._until_all()
 
     def simulated(
         self,
@@ -170,8 +165,6 @@ class PredictionInput:
                 chains,
                 self.cluster,
                 self.transport_costs,
-                self.machine,
-                self.workload.costs,
                 steps,
                 serial=serial,
                 shares=shares,
@@ -194,7 +187,8 @@ class PredictionInput:
         if not self._has_stragglers:
             return parts
         if not self.plan.averages_parameters:
-            delays = self._delays(chains, mean_step_seconds(simulated))
+            shown = partial(self._shown, chains, mean_step_seconds(simulated))
+            delays = shown_delays(self.plan, self.group, self.cluster, default_catalog(), shown)
             return replace(parts, waiting=stragglers.expected_latest(delays))
         delay = stragglers.draw(self.cluster, ranks)
         exchanges = _group_exchanges(chains, simulated, self.group)
@@ -202,18 +196,10 @@ class PredictionInput:
         punctual = stragglers.group_step_seconds(exchanges, compute, 0 * delay)
         return replace(parts, waiting=max(0.0, late - punctual))
 
-    def _delays(self, chains: StepChains, punctual: float) -> list[StragglerDelay]:
-        """The delays of all ranks; of the straggler that the topology expects, the part in which
-        the others have nothing to do."""
-        late = {rank: self.cluster.host(rank).late for rank in self.group.ranks}
-        expected = default_catalog().topologies[self.plan.topology.name].straggler
-        if expected is not None:
-            rank = expected(self.group, **self.plan.topology.arguments)
-            seconds = late[rank].delay.seconds
-            delayed = mean_step_seconds(self.simulated(chains, delays={rank: seconds}))
-            shown = Duration(min(seconds, max(0.0, delayed - punctual)))
-            late[rank] = replace(late[rank], delay=shown)
-        return list(late.values())
+    def _shown(self, chains: StepChains, punctual: float, rank: int, delay: float) -> float:
+        """The part of a rank's delay in which the others have nothing to do."""
+        delayed = mean_step_seconds(self.simulated(chains, delays={rank: delay}))
+        return min(delay, max(0.0, delayed - punctual))
 
     def _until_quorum(self) -> Breakdown:
         """The breakdown of a plan whose steps wait for a quorum: of a coded tree, or of the first k

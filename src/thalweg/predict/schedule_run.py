@@ -17,14 +17,15 @@ change.
 from __future__ import annotations
 
 from array import array
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from thalweg.declarations import Code
 from thalweg.errors import ScheduleError
+from thalweg.facts import grouped
 from thalweg.schedules import Move, MoveKind, Quorum, Schedule, order
 
 NO_SEND_TARGET = -1  # target of a move that isn't a send
@@ -61,11 +62,16 @@ def compiled_ranks(schedule: Schedule) -> dict[int, CompiledRank]:
     return _cached(schedule) if small else _compiled(schedule)
 
 
-class _PairMessages(NamedTuple):
+def _numbers(values: Iterable[int] = ()) -> Numbers:
+    return array("q", values)
+
+
+@dataclass(slots=True)
+class _PairMessages:
     """The messages from one rank to another: their spans, each as one number, and their moves."""
 
-    spans: Numbers
-    moves: Numbers
+    spans: Numbers = field(default_factory=_numbers)
+    moves: Numbers = field(default_factory=_numbers)
 
     def add(self, span: int, move: int) -> None:
         self.spans.append(span)
@@ -128,19 +134,11 @@ def _pattern_key(moves: Sequence[Move]) -> bytes:
     return key.tobytes()
 
 
-def _numbers(values: Iterable[int] = ()) -> Numbers:
-    return array("q", values)
-
-
-def _no_messages() -> _PairMessages:
-    return _PairMessages(_numbers(), _numbers())
-
-
 def _addressed(
     schedule: Schedule, rank: int, moves: Sequence[Move], part: CompiledRank
 ) -> tuple[_MessagesByPair, _MessagesByPair]:
     """The messages sent by target, and received by source."""
-    sent, received = _MessagesByPair(_no_messages), _MessagesByPair(_no_messages)
+    sent, received = _MessagesByPair(_PairMessages), _MessagesByPair(_PairMessages)
     offsets, itemsize, width = schedule.offsets, schedule.itemsize, len(schedule.sizes) + 1
     targets, sizes, waits = part.targets, part.sizes, part.waits
     for index, (kind, peer, start, stop, quorum) in enumerate(moves):
@@ -170,22 +168,17 @@ def _match(sent: _PairMessages, received: _PairMessages, received_by: Numbers) -
         for index, receive in zip(sent.moves, received.moves, strict=True):
             received_by[index] = receive
         return
-    waiting: dict[int, deque[int]] = {}
-    for span, receive in zip(received.spans, received.moves, strict=True):
-        waiting.setdefault(span, deque()).append(receive)
-    for span, index in zip(sent.spans, sent.moves, strict=True):
-        if waiting.get(span):
-            received_by[index] = waiting[span].popleft()
+    waiting = grouped(zip(received.spans, received.moves, strict=True))
+    for span, indices in grouped(zip(sent.spans, sent.moves, strict=True)).items():
+        for index, receive in zip(indices, waiting.get(span, ()), strict=False):
+            received_by[index] = receive
 
 
 def _let_results_overtake(rank: int, moves: Sequence[Move], part: CompiledRank) -> None:
     """Let the last gather of each chunk wait only for its message, or for enough answers; a
     member's own answer to it is a message to itself."""
     part.frees, part.first = part.frees.copy(), part.first.copy()  # shared with other ranks
-    of_chunk: dict[int, list[int]] = {}
-    for index, move in enumerate(moves):
-        of_chunk.setdefault(move.start, []).append(index)
-    for indices in of_chunk.values():
+    for indices in grouped((move.start, index) for index, move in enumerate(moves)).values():
         gathers = [index for index in indices if part.targets[index] == NO_SEND_TARGET]
         if not gathers:
             continue
@@ -224,45 +217,35 @@ class ScheduleRun:
         schedule: Schedule,
         parts: Mapping[int, CompiledRank],
         send: SimulatedSend,
-        ended: Callable[[int], None],
-        over: Callable[[ScheduleRun], object],
-        slowdown: float = 1.0,
+        slowdown: float,  # bytes count as many times
     ) -> None:
-        """`ended` is called with each rank that has ended, and `over` when all have. Bytes count
-        `slowdown` times."""
         self.schedule = schedule
         self.send = send
-        self._ended = ended
-        self._over = over
         self.slowdown = slowdown
-        self._unended = len(schedule.ranks)
-        self._not_started = set(schedule.ranks)
+        self._ended: dict[int, Callable[[], None]] = {}  # by the ranks that have started
         self.roles: dict[int, _RankRun] = {
             rank: _RankRun(self, rank, part) for rank, part in parts.items()
         }
 
-    def start(self, rank: int) -> None:
-        """Begin the moves of a rank now."""
-        self._not_started.remove(rank)
+    def start(self, rank: int, ended: Callable[[], None]) -> None:
+        """Begin the moves of a rank now; `ended` is called at its end."""
+        self._ended[rank] = ended
         role = self.roles[rank]
         if role.to_do:
             role.free(role.part.first)
         elif not role.leaving:
-            self.end(rank)
+            ended()
 
     def end(self, rank: int) -> None:
         """Report the end of a rank, unless it hasn't started."""
-        if rank in self._not_started:
-            return
-        self._unended -= 1
-        if not self._unended:
-            self._over(self)
-        self._ended(rank)
+        if rank in self._ended:
+            self._ended[rank]()
 
     def refuse_to_hang(self) -> None:
-        if self._not_started:
+        unended = [(rank, role) for rank, role in self.roles.items() if role.to_do]
+        if len(self._ended) < len(self.roles) or not unended:
             return
-        rank, role = next((rank, role) for rank, role in self.roles.items() if role.to_do)
+        rank, role = unended[0]
         stuck = next(index for index, waits in enumerate(role.waits) if waits > 0)
         move = list(self.schedule.moves(rank))[stuck]
         raise ScheduleError(
@@ -283,7 +266,7 @@ class _RankRun:
         self.waits = part.waits[:]
         self.to_do = len(part.waits)
         self.leaving = 0  # messages that have bytes left to send
-        self._answered: dict[int, frozenset[int]] | None = None  # members, by the quorum's move
+        self._answered = dict(part.counted)  # members, by the quorum's move
 
     def arrived(self, number: int) -> None:
         """A message was received and handled."""
@@ -336,8 +319,6 @@ class _RankRun:
         """Count a member of a quorum; its move is freed when there are enough for the first
         time."""
         move, member = self.part.answers[number]
-        if self._answered is None:
-            self._answered = dict(self.part.counted)
         code, there = self.part.quorums[move].code, self._answered[move]
         self._answered[move] = there | {member}
         if not _enough(code, there) and _enough(code, self._answered[move]):

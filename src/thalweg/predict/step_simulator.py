@@ -25,10 +25,8 @@ from thalweg.facts import (
     Bucket,
     Cluster,
     CodecCost,
-    Costs,
     FittedValue,
     Machine,
-    Size,
     TransportCosts,
     Workload,
 )
@@ -82,20 +80,17 @@ def simulate_steps(
     chains: StepChains,
     cluster: Cluster,
     transport: TransportCosts,
-    machine: Machine,
-    costs: Costs,
     steps: int,
     *,
-    serial: bool = False,
-    shares: Mapping[int, float] | None = None,
-    delays: Mapping[int, float] | None = None,
+    serial: bool,
+    shares: Mapping[int, float] | None,
+    delays: Mapping[int, float] | None,
 ) -> dict[int, RankTimes]:
     """The times of each rank in `steps` simulated steps and the warm-up. With `serial`, buckets are
     submitted after backward; `shares` are the N-th parts of the batch that each rank computes, and
     `delays` the seconds by which stragglers begin each step later."""
-    flows = FlowSimulator(cluster, transport, machine.burst)
-    steps += SIMULATED_WARMUP_STEPS
-    job = _SharedExchanges(chains, flows, costs, steps, machine.contention, serial)
+    flows = FlowSimulator(cluster, transport, chains.machine.burst)
+    job = _SharedExchanges(chains, flows, steps + SIMULATED_WARMUP_STEPS, serial)
     ranks = [
         _SimulatedRank(job, rank, (shares or {}).get(rank, 1.0), (delays or {}).get(rank, 0.0))
         for rank in chains.ranks
@@ -119,24 +114,16 @@ class _SharedExchanges:
 
     chains: StepChains
     flows: FlowSimulator
-    costs: Costs
     steps: int
-    contention: float
     serial: bool
-    _runs: dict[
-        tuple[int, int, tuple[int, ...]], tuple[ScheduleRun, dict[int, Callable[[], None]]]
-    ] = field(default_factory=dict)
+    _runs: dict[tuple[int, int, tuple[int, ...]], ScheduleRun] = field(default_factory=dict)
 
     def join(self, step: int, round_: Round, rank: int, ended: Callable[[], None]) -> None:
         """Begin the rank's part of the round; `ended` is called at its end."""
         key = step, round_.number, round_.group.ranks
         if key not in self._runs:
-            waiting: dict[int, Callable[[], None]] = {}
-            run = self.flows.exchange(round_.schedule, lambda member: waiting.pop(member)())
-            self._runs[key] = run, waiting
-        run, waiting_there = self._runs[key]
-        waiting_there[rank] = ended
-        run.start(rank)
+            self._runs[key] = self.flows.exchange(round_.schedule)
+        self._runs[key].start(rank, ended)
 
 
 class _SimulatedRank:
@@ -160,7 +147,7 @@ class _SimulatedRank:
 
     def steps(self) -> Process:
         """The process of the training thread."""
-        job, costs = self._job, self._job.costs
+        job, costs = self._job, self._job.chains.costs
         forward = costs.forward.seconds * self._shares
         backward = costs.backward.seconds * self._shares
         plan, optimizer = job.chains.plan, costs.optimizer.seconds
@@ -244,7 +231,7 @@ class _SimulatedRank:
     def _run_codec(self, seconds: float, then: Callable[[], None]) -> None:
         """Encode or decode, which slows down backward, too."""
         if self._computes:
-            self._codec_seconds += seconds * self._job.contention
+            self._codec_seconds += seconds * self._job.chains.machine.contention
         self._engine_busy_until = max(self._flows.now, self._engine_busy_until) + seconds
         self._flows.at(self._engine_busy_until, then)
 
@@ -281,6 +268,8 @@ class StepChains:
         self, plan: Plan, group: Group, workload: Workload, machine: Machine, catalog: Catalog
     ) -> None:
         self.plan = plan
+        self.machine = machine
+        self.costs = workload.costs
         self.cycle = cycle(plan, group, catalog)
         self.ranks = group.ranks
         self._group = group
@@ -350,7 +339,7 @@ def _buckets(plan: Plan, workload: Workload, catalog: Catalog) -> tuple[Bucket, 
     others = tuple(tensor for tensor in workload.tensors if tensor not in first.tensors)
     if not others:
         return (first,)
-    ready = {t.name: b.ready_seconds for b in workload.buckets(Size(1)) for t in b.tensors}
+    ready = workload.ready_seconds()
     rest = (
         replace(b, index=b.index + 1, ready_seconds=max(ready[t.name] for t in b.tensors))
         for b in replace(workload, tensors=others).buckets(limit)

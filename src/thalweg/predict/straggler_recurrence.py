@@ -57,19 +57,14 @@ class GroupExchange:
     delay: int = 0
 
 
-def draw(
-    cluster: Cluster,
-    ranks: Sequence[int],
-    steps: int | None = None,
-    seed: int = STRAGGLER_SAMPLE_SEED,
-) -> Times:
+def draw(cluster: Cluster, ranks: Sequence[int], steps: int | None = None) -> Times:
     """The delay of each rank at each step in seconds; more steps where stragglers are rare."""
     late = [cluster.host(rank).late for rank in ranks]
     probability = np.array([delay.probability for delay in late])
     if steps is None:
         enough = SAMPLED_STRAGGLER_STEPS / max(1e-9, float(probability.sum()))
         steps = round(min(MAX_SAMPLED_STEPS, max(MIN_SAMPLED_STEPS, enough)))
-    chances = np.random.default_rng(seed).random((steps, len(ranks)))
+    chances = np.random.default_rng(STRAGGLER_SAMPLE_SEED).random((steps, len(ranks)))
     return np.where(chances < probability, np.array([delay.delay.seconds for delay in late]), 0.0)
 
 
@@ -154,7 +149,7 @@ def async_step_seconds(
     staleness: int,
 ) -> float:
     """The mean step time of an asynchronous plan over workers."""
-    rates, share = cluster.rates(), costs.bandwidth_share(max(1, len(ranks) - 1))
+    rates, share = cluster.rates(), costs.bandwidth_share(len(ranks) - 1)
 
     def seconds(source: int, target: int) -> float:
         links = [rates[link] for link in cluster.path(source, target) if link in rates]

@@ -202,7 +202,7 @@ def run_trials(
     typical: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[NetworkTrial]:
-    """Time schedules that span what plans do (`predict.calibration_trials`), on the engine.
+    """Time schedules that span what plans do (`predict.fitting`), on the engine.
 
     All ranks call this together and get the same trials, in a namespace that nothing else uses,
     while nothing else is sent. `native` adds the backend's own all-reduce, `typical` is the size of

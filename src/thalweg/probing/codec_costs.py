@@ -153,7 +153,6 @@ def _solve(columns: Sequence[Seconds], seconds: Seconds) -> list[float]:
         if not used or costs.min() >= 0:
             break
         used.pop(int(costs.argmin()))
-    factors = [0.0] * len(columns)
-    for column, factor in zip(used, costs, strict=True):
-        factors[column] = float(factor)
-    return factors
+    factors = np.zeros(len(columns))
+    factors[used] = costs
+    return [float(factor) for factor in factors]

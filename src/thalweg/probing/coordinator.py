@@ -146,11 +146,11 @@ class ProbeCoordinator:
 
     def _order(self, orders: dict[int, Order], seconds: float = 0.0) -> dict[int, Any]:
         """Send these orders, and return the answer of each rank."""
-        own = {rank: orders[rank] for rank in orders if rank == PROBE_LEADER_RANK}
-        others = orders.keys() - own.keys()
+        others = orders.keys() - {PROBE_LEADER_RANK}
         for rank in others:
             self._messenger.send_json(rank, ORDERS_LABEL, orders[rank])
-        found = {rank: _follow(self._messenger, order) for rank, order in own.items()}
+        own = orders.keys() - others
+        found = {rank: _follow(self._messenger, orders[rank]) for rank in own}
         for rank in others:
             found[rank] = self._messenger.receive_json(rank, ANSWERS_LABEL, seconds)
         self.measurements += 1

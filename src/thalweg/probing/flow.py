@@ -24,7 +24,7 @@ import numpy as np
 
 from thalweg.errors import FIRST_ROUND_BETWEEN_STEPS, PeerLate
 from thalweg.members.abort import AbortFlag
-from thalweg.transports import Array, Label, Sending, Transport
+from thalweg.transports import Address, Array, Label, Sending, Transport
 
 ORDERS_LABEL, ANSWERS_LABEL, PINGS_LABEL, PONGS_LABEL, BYTES_LABEL, CONFIRMATIONS_LABEL = (
     Label(0, FIRST_ROUND_BETWEEN_STEPS + number, 0, 0) for number in range(6)
@@ -64,7 +64,8 @@ class ProbeMessenger:
         while True:
             until = monotonic() + PROBE_ABORT_POLL_SECONDS
             try:
-                return self._transport.receive(peer, label, min(until, deadline))
+                wanted = [Address(peer, label)]
+                return self._transport.receive_any(wanted, min(until, deadline))[1]
             except PeerLate:
                 abort = self._abort_flag.poll()
                 if abort is not None:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
 from statistics import median
+from typing import Self
 
 from thalweg.probing.coordinator import ProbeCoordinator, ProbeFlow
 
@@ -34,25 +35,37 @@ UPLINK_AGREEMENT_RATIO = 1.03  # largest to smallest of several sums that agree
 
 @dataclass(frozen=True, slots=True)
 class Nics:
-    """The rate of each host's NIC in bits per second."""
+    """The rate of each host's NIC in bits per second: that of its fastest flow so far."""
 
     out: dict[int, float]
     into: dict[int, float]
+
+    @classmethod
+    def unmeasured(cls, hosts: Iterable[int]) -> Self:
+        zeros = dict.fromkeys(hosts, 0.0)
+        return cls(zeros, zeros.copy())
+
+    def measure(
+        self, network: ProbeCoordinator, flows: Sequence[ProbeFlow], *, short: bool = False
+    ) -> list[float]:
+        """Measure the rates of these flows while all of them run."""
+        rates = network.rates(flows, short=short)
+        for flow, rate in zip(flows, rates, strict=True):
+            self.out[flow.source] = max(rate, self.out[flow.source])
+            self.into[flow.target] = max(rate, self.into[flow.target])
+        return rates
 
 
 def measure_nics(
     network: ProbeCoordinator, racks: Sequence[frozenset[int]], rounds: int = NIC_ROUND_COUNT
 ) -> Nics:
     """Measure each host with `rounds` partners, and those that look slow with more."""
-    hosts = sorted(host for rack in racks for host in rack)
-    nics = Nics(dict.fromkeys(hosts, 0.0), dict.fromkeys(hosts, 0.0))
     rack_of = {host: number for number, rack in enumerate(racks) for host in rack}
+    nics = Nics.unmeasured(sorted(rack_of))
 
     def measure(flows: Iterable[ProbeFlow]) -> None:
         for together in in_rounds(flows, network.at_once, rack_of):
-            for flow, rate in zip(together, network.rates(together), strict=True):
-                nics.out[flow.source] = max(rate, nics.out[flow.source])
-                nics.into[flow.target] = max(rate, nics.into[flow.target])
+            nics.measure(network, together)
 
     pairs = [pair for rack in racks for pair in round_robin(sorted(rack), rounds)]
     measure(ProbeFlow(one, other) for one, other in pairs)

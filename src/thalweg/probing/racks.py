@@ -123,9 +123,7 @@ def infer_racks(network: ProbeCoordinator, draw: Random) -> InferredRacks:
             f"within, in all of {len(latency.round_trips)} pairs",
             round_trips=latency.round_trips,
         )
-    contention = ContentionProbe(network, draw)
-    contention.measure_hosts()
-    sharing = racks_by_rates(contention)
+    sharing = racks_by_rates(ContentionProbe(network, draw))
     if not sharing.racks:
         reason = (
             "neither latency nor rates tell hosts apart: no two flows slow each other down, so an "

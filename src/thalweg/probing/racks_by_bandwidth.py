@@ -41,7 +41,7 @@ from random import Random
 from statistics import median
 
 from thalweg.probing.coordinator import ProbeCoordinator, ProbeFlow
-from thalweg.probing.link_rates import in_rounds, interleaved
+from thalweg.probing.link_rates import Nics, in_rounds, interleaved
 
 MIN_SHARED_SCORE = 0.3
 DOUBTFUL_SCORE_RANGE = (0.15, 0.4)
@@ -61,50 +61,47 @@ Rack = frozenset[int]
 
 
 class ContentionProbe:
-    """Tests of contention, and the best rates of every host and load so far."""
+    """Tests of contention, the best rates of every host, and those of loads so far."""
 
     def __init__(self, network: ProbeCoordinator, draw: Random) -> None:
         self.network = network
         self.draw = draw
-        self.out: dict[int, float] = dict.fromkeys(range(network.size), 0.0)
-        self.into: dict[int, float] = dict.fromkeys(range(network.size), 0.0)
-        self.fast: list[int] = []  # hosts that can fill a link, the fastest first
+        self.hosts = range(network.size)
+        self.nics = Nics.unmeasured(self.hosts)
+        self.fast = self._measure_hosts()
         self.alone: dict[Load, float] = {}  # the rates of loads alone
 
-    def measure_hosts(self) -> None:
+    def _measure_hosts(self) -> list[int]:
         """Measure roughly what each host sends and receives: the best of several partners counts.
+        Return those that can fill a link, the fastest first.
 
         Few flows run at once, so that few contend; hosts that look slow are measured alone."""
-        at_once = max(2, min(self.network.at_once, self.network.size // HOSTS_PER_FLOW_COUNT))
+        at_once = max(2, min(self.network.at_once, len(self.hosts) // HOSTS_PER_FLOW_COUNT))
         rates: list[float] = []
         for _ in range(CONTENTION_PARTNER_COUNT):
-            order = self.draw.sample(range(self.network.size), self.network.size)
+            order = self.draw.sample(self.hosts, len(self.hosts))
             ring = [ProbeFlow(a, b) for a, b in zip(order, [*order[1:], order[0]], strict=True)]
             for flows in in_rounds(ring, at_once):
                 rates += self.rates(flows)
         baseline = median(rates)
-        for host in self.out:
-            others = [other for other in self.out if other != host]
+        for host in self.hosts:
+            others = [other for other in self.hosts if other != host]
             for other in self.draw.sample(others, min(CONTENTION_RETRY_PARTNER_COUNT, len(others))):
                 for flow in (ProbeFlow(host, other), ProbeFlow(other, host)):
                     if self.speed(host) < SLOW_FLOW_RATIO * baseline:
                         self.rates((flow,))
-        fastest = sorted(self.out, key=lambda host: -self.speed(host))
-        self.fast = [host for host in fastest if self.speed(host) >= SLOW_FLOW_RATIO * baseline]
+        fastest = sorted(self.hosts, key=lambda host: -self.speed(host))
+        return [host for host in fastest if self.speed(host) >= SLOW_FLOW_RATIO * baseline]
 
     def rates(self, flows: Sequence[ProbeFlow]) -> list[float]:
-        found = self.network.rates(flows, short=True)
-        for flow, rate in zip(flows, found, strict=True):
-            self.out[flow.source] = max(rate, self.out[flow.source])
-            self.into[flow.target] = max(rate, self.into[flow.target])
-        return found
+        return self.nics.measure(self.network, flows, short=True)
 
     def speed(self, host: int) -> float:
-        return min(self.out[host], self.into[host])
+        return min(self.nics.out[host], self.nics.into[host])
 
     def flow_speed(self, flow: ProbeFlow) -> float:
         """The rate that the flow's two hosts allow, by the measurements so far."""
-        return min(self.out[flow.source], self.into[flow.target])
+        return min(self.nics.out[flow.source], self.nics.into[flow.target])
 
     def suspects(self, flows: Sequence[ProbeFlow]) -> list[ProbeFlow]:
         """The flows that are slower than their hosts allow, while all run at once."""
@@ -158,7 +155,7 @@ def racks_by_rates(contention: ContentionProbe) -> UplinkSharing:
 
 def _attempt(contention: ContentionProbe) -> UplinkSharing:
     contention.alone.clear()
-    everybody = [*range(contention.network.size)]
+    everybody = [*contention.hosts]
     found, crowded = _first_pair(contention, contention.fast)
     if found is None and len(contention.fast) < len(everybody):
         found, crowded = _first_pair(contention, everybody)
@@ -201,7 +198,7 @@ class _RackSearch:
     def __init__(self, contention: ContentionProbe, hosts: Sequence[int]) -> None:
         self.contention = contention
         self.hosts = hosts  # that may become leaders
-        self.slow = {*range(contention.network.size)} - {*hosts}
+        self.slow = {*contention.hosts} - {*hosts}
         self.racks: list[set[int]] = []
         self.mirrored = False
         self.loose: Rack = frozenset()
@@ -225,39 +222,36 @@ class _RackSearch:
         if third:  # a, b together and x, y together, and these are elsewhere
             self.racks = [{a, b, *with_ab - third}, {x, y, *with_xy}]
             return
-        for one_x, other_x, one_a, other_a in ((x, y, a, b), (y, x, b, a)):
-            for h in interleaved((sorted(with_xy), sorted(with_ab))):
-                if h in with_xy and self.share([(one_x, other_x)], h, a):
-                    self._begin_with({a, b, *with_ab}, one_x, other_x, known=h)
-                    return
-                if h in with_ab and self.share([(other_a, one_a)], x, h):
-                    self.mirrored = True
-                    self._begin_with({x, y, *with_xy}, one_a, other_a, known=h)
-                    return
+        # From either end: a whole rack with a member, the ends of the flows outside, and the rest.
+        sides = (
+            (False, {a, b, *with_ab}, a, (x, y), sorted(with_xy)),
+            (True, {x, y, *with_xy}, x, (a, b), sorted(with_ab)),
+        )
+        for order in (1, -1):
+            for h in interleaved(rest for *_, rest in sides):
+                for mirrored, rack, member, pair, rest in sides:
+                    self.mirrored, (near, far) = mirrored, pair[::order]
+                    if h in rest and self.share([(near, far)], h, member):
+                        self._begin_with(rack, near, far, known=h)
+                        return
         # Or one of the pairs are hosts without a rack of their own.
-        for group, whole, mirrored in (
-            (with_xy, {a, b, *with_ab}, False),
-            (with_ab, {x, y, *with_xy}, True),
-        ):
-            h, *rest = sorted(group) or [a]
-            if mirrored:
-                own = {other for other in rest if self.share([(a, h)], x, other)}
-            else:
-                own = {other for other in rest if self.share([(h, x)], other, a)}
+        for mirrored, rack, member, (near, _), rest in sides:
+            self.mirrored = mirrored
+            own = {h for h in rest[1:] if self.share([(rest[0], near)], h, member)}
             if own:
-                self.mirrored = mirrored
-                self.racks = [whole, {h, *own}]
+                self.racks = [rack, {rest[0], *own}]
                 return
-        self.racks = [{a, b, *with_ab}, {x, y, *with_xy}]
+        self.mirrored = False
+        self.racks = [rack for _, rack, *_ in sides]
 
     def _begin_with(self, rack: set[int], x: int, y: int, known: int) -> None:
         """Start with one whole rack, and the rack of x, which contains `known`, but not y."""
         self.racks = [rack]
         a = self._member(rack)
-        rest = [h for h in self.left() if h not in {x, y}]
-        self.racks.append({x, *(h for h in rest if h == known or self.share([(x, y)], h, a))})
-        rest = [h for h in self.left() if h != y]
-        self.racks.append({y, *(h for h in rest if self.share([(y, x)], h, a))})
+        for near, far in ((x, y), (y, x)):
+            rest = [h for h in self.left() if h not in {x, y}]
+            own = {h for h in rest if h == known or self.share([(near, far)], h, a)}
+            self.racks.append({near, *own})
 
     def lead(self) -> None:
         """Find the racks of the remaining hosts, leader by leader; hosts that share with none are
@@ -290,7 +284,7 @@ class _RackSearch:
                     rack.add(host)
                     break
         self.racks = [rack for rack in self.racks if len(rack) > 1]
-        rest = {*range(self.contention.network.size)}.difference(*self.racks)
+        rest = {*self.contention.hosts}.difference(*self.racks)
         if rest:
             self.racks.append(rest)
             self.loose = frozenset(rest)

@@ -30,13 +30,11 @@ from thalweg.report.page import (
     Cell,
     add_bar,
     add_legend,
-    add_patterns,
     bullets,
     classed,
     details,
     draw_bar,
     figures,
-    footer,
     page,
     parts_text,
     picture,
@@ -67,9 +65,15 @@ MAX_SWEEP_CURVES = 6  # that can be distinguished
 def advice_page(advice: Advice, outcomes: Sequence[Outcome] = ()) -> str:
     """A complete HTML document without references to other files."""
     cluster, workload = advice.situation.cluster, advice.situation.workload
-    root, main = page(f"Thalweg advice: {workload.name} on {counted(cluster.workers, 'worker')}")
-    add_patterns(main)
-    _add_head(main, advice)
+    promises = [promise.value for promise in Promise]
+    allowed = listed(promises[: promises.index(advice.allow.value) + 1])
+    size = about(workload.nbytes, "B")
+    root, main = page(
+        f"Thalweg advice: {workload.name} on {counted(cluster.workers, 'worker')}",
+        f"Plan advice for {workload.name}",
+        f"{size} of gradients per step, {cluster_text(cluster)}; allowed: {allowed}.",
+    )
+    prose(main, advice.verdict, str(advice.best.plan), "verdict")
     _add_hero(main, advice.best)
     _add_ranking(main, advice.ranking)
     _add_breakdown(main, advice.ranking)
@@ -82,25 +86,11 @@ def advice_page(advice: Advice, outcomes: Sequence[Outcome] = ()) -> str:
     _add_assumed(main, advice)
     _add_not_ranked(main, advice)
     _add_use(main, str(advice.best.plan))
-    footer(main)
-    return written(root)
-
-
-def _add_head(main: ET.Element, advice: Advice) -> None:
-    head, workload = add(main, "header"), advice.situation.workload
-    add(head, "h1", f"Plan advice for {workload.name}")
-    size = about(workload.nbytes, "B")
-    promises = [promise.value for promise in Promise]
-    allowed = listed(promises[: promises.index(advice.allow.value) + 1])
-    cluster = cluster_text(advice.situation.cluster)
-    add(head, "p", f"{size} of gradients per step, {cluster}; allowed: {allowed}.", "facts")
-    prose(head, advice.verdict, str(advice.best.plan), "verdict")
+    return written(root, main)
 
 
 def _add_hero(main: ET.Element, best: RankedPlan) -> None:
-    hero = add(main, "section", name="hero")
-    hero.tail = "\n"
-    add(hero, "h2", "Best plan")
+    hero = section(main, "Best plan", name="hero")
     plan_text(hero, str(best.plan))
     speed = (times(best.vs_ddp), f"the speed of {BASELINE}, per step")
     same = (BASELINE, "itself: no faster plan was found")
@@ -178,7 +168,7 @@ def _add_breakdown(main: ET.Element, ranking: Sequence[RankedPlan]) -> None:
         row, label = add_bar(bars, estimate.seconds)
         plan_text(label, str(estimate.plan))
         parts = {name: float(getattr(estimate.parts, name)) for name in PARTS}
-        draw_bar(row, f"{estimate.plan}: {parts_text(parts)}", {0: parts.items()}, longest, BAR)
+        draw_bar(row, f"{estimate.plan}: {parts_text(parts)}", parts.items(), longest, BAR)
     columns: dict[str, Callable[[Estimate], Cell]] = {
         "plan": lambda estimate: plan_cell(str(estimate.plan)),
         **{f">{name}": partial(_part, name) for name in PARTS},
@@ -335,9 +325,8 @@ def add_sweep(parent: ET.Element, advice: Advice, sweep: Sweep) -> None:
         add(beside, "p", f"{more} not drawn.", "lead")
     if crossovers:
         add(beside, "p", "Rates at which two plans have the same step time:", "lead")
-        entry = add_numbered(beside)
-        for crossover in crossovers:
-            text = entry()
+        places = add_numbered(beside, len(crossovers))
+        for text, crossover in zip(places, crossovers, strict=True):
             text.text = f"{about(crossover.bits_per_second, 'bit/s')}: below it "
             plan_text(text, crossover.slower_links).tail = " is faster, above it "
             plan_text(text, crossover.faster_links).tail = "."

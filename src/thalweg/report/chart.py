@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count, pairwise
 from math import ceil, floor, isfinite, log10
 from string import ascii_uppercase
 from xml.etree import ElementTree as ET
+
+import numpy as np
 
 from thalweg.facts import about
 from thalweg.report.page import picture
@@ -38,12 +39,10 @@ class Scale:
     logarithmic: bool = False
 
     def at(self, value: float) -> float:
-        value = min(max(value, self.least), self.most)
-        if self.logarithmic:
-            share = log10(value / self.least) / log10(self.most / self.least)
-        else:
-            share = (value - self.least) / (self.most - self.least)
-        return round(self.start + share * (self.stop - self.start), 1)
+        position = log10 if self.logarithmic else float
+        inside = min(max(value, self.least), self.most)
+        least, place, most = map(position, (self.least, inside, self.most))
+        return round(self.start + (place - least) / (most - least) * (self.stop - self.start), 1)
 
     def ticks(self, max_count: int) -> list[float]:
         """Round values on the axis, at most `max_count` of them."""
@@ -82,14 +81,6 @@ def spread(places: Sequence[float], gap: float, least: float, most: float) -> li
     return [place for _, place in sorted(zip(order, moved, strict=True))]
 
 
-def value_at(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
-    """The value at `x` of the line through these points, and of its nearer end beyond them."""
-    for (x1, y1), (x2, y2) in pairwise(zip(xs, ys, strict=True)):
-        if min(x1, x2) <= x <= max(x1, x2) and x1 != x2:
-            return y1 + (y2 - y1) * (x - x1) / (x2 - x1)
-    return ys[0] if abs(x - xs[0]) < abs(x - xs[-1]) else ys[-1]
-
-
 def _logarithmic(least: float, most: float) -> list[list[float]]:
     """Lists of round values from `least` to `most`, densest first: several, then one per decade,
     then one for two and for three decades."""
@@ -123,8 +114,8 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineChart:
-    """Curves by name, whose values are seconds at `xs`. Both axes are logarithmic, or both linear;
-    a vertical line is drawn at `now`, if that is given and between the ends of the axis."""
+    """Curves by name, whose values are seconds at the ascending `xs`. Both axes are logarithmic, or
+    both linear; a vertical line is drawn at `now`, if that is given and inside the axis."""
 
     title: str
     x_title: str
@@ -168,16 +159,14 @@ def add_curve_legend(
     return legend
 
 
-def add_numbered(parent: ET.Element) -> Callable[[], ET.Element]:
-    """A list of the texts of marks; returns the function that adds the next entry."""
-    entries, numbers = add(parent, "ol", name="breaks"), count(1)
-
-    def entry() -> ET.Element:
+def add_numbered(parent: ET.Element, number: int) -> list[ET.Element]:
+    """A list for the texts of so many marks; returns the place of each text."""
+    entries, places = add(parent, "ol", name="breaks"), []
+    for index in range(1, number + 1):
         item = add(entries, "li")
-        add(item, "b", str(next(numbers))).tail = " "
-        return add(item, "span")
-
-    return entry
+        add(item, "b", str(index)).tail = " "
+        places.append(add(item, "span"))
+    return places
 
 
 def _draw(parent: ET.Element, chart: LineChart, width: int, name: str) -> None:
@@ -214,8 +203,7 @@ def _draw_curves(root: ET.Element, chart: LineChart, across: Scale, up: Scale) -
             points.append(f"{across.stop},{up.at(seconds[0])}")
         drawn = add(root, "polyline", name=f"curve c{index}", points=" ".join(points))
         tip(drawn, f"{ascii_uppercase[index]}: {curve}")
-    rightmost = chart.xs.index(max(chart.xs))
-    ends = [up.at(seconds[rightmost]) for seconds in chart.curves.values()]
+    ends = [up.at(seconds[-1]) for seconds in chart.curves.values()]
     right = across.stop
     letters = ascii_uppercase[: len(ends)]
     for letter, end, y in zip(letters, ends, spread(ends, 15, TOP, up.start), strict=True):
@@ -236,7 +224,7 @@ def _draw_marks(root: ET.Element, chart: LineChart, across: Scale, up: Scale) ->
         y = up.start
         if mark.curve:  # it is straight between points in pixels, whatever the axes are
             ys = [up.at(seconds) for seconds in chart.curves[mark.curve]]
-            y = round(value_at([across.at(x) for x in chart.xs], ys, x), 1)
+            y = round(float(np.interp(x, [across.at(x) for x in chart.xs], ys)), 1)
             dot(root, x, y, 4, "point")
         add(root, "path", name="break", d=f"M{place:.1f},{centre + BADGE} L{x},{TOP} L{x},{y}")
         tip(dot(root, round(place, 1), centre, BADGE, "badge"), mark.text)

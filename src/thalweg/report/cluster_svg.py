@@ -74,25 +74,6 @@ def add_cluster(parent: ET.Element, cluster: Cluster) -> None:
     add(figure, "figcaption", " ".join(draw_tiles(add(figure, "div", name="racks"), cluster)))
 
 
-def cluster_document(
-    cluster: Cluster, *, title: str, lead: str, remarks: Mapping[str, str], notes: Sequence[str]
-) -> str:
-    """A standalone SVG document; `remarks` are on hosts and uplinks, by the name of host or rack,
-    and `notes` stand below the racks."""
-    tiles = ET.Element("g")
-    below = [*draw_tiles(tiles, cluster, remarks), *notes]
-    y, rows = 60, [tiles[start : start + COLUMNS] for start in range(0, len(tiles), COLUMNS)]
-    for row in rows:
-        for index, tile in enumerate(row):
-            tile.attrib.update({"x": str(16 + TILE * index), "y": str(y)})
-        y += max(int(tile.attrib["height"]) for tile in row) + 16
-    root = document(CLUSTER_STYLE, title=title, lead=lead)
-    root.append(tiles)
-    for index, text in enumerate(below, start=1):
-        words(root, 16, y + LINE * index, text, "slow" if text in notes else "faint")
-    return document_text(root)
-
-
 def draw_tiles(
     parent: ET.Element, cluster: Cluster, remarks: Mapping[str, str] | None = None
 ) -> list[str]:
@@ -117,11 +98,8 @@ def duplex_text(rates: Duplex) -> str:
     out, into = (about(rate.bits_per_second, "bit/s") for rate in (rates.out, rates.into))
     if out == into:
         return out
-    (up, its_unit), (down, unit) = out.split(), into.split()
-    if its_unit == unit:
-        return f"↑{up} ↓{down} {unit}"
-    prefixes = [text.removesuffix("bit/s") for text in (its_unit, unit)]
-    return f"↑{up}{prefixes[0]} ↓{down}{prefixes[1]} bit/s"
+    up, down = (text.removesuffix("bit/s").replace(" ", "") for text in (out, into))
+    return f"↑{up} ↓{down} bit/s"
 
 
 def _caption(cluster: Cluster, tiles: int) -> Iterable[str]:
@@ -269,12 +247,14 @@ def tables(result: ProbeResult) -> list[Table]:
 
 
 def outcome_text(result: ProbeResult, file: Path, picture: Path) -> str:
-    lines = [f"racks ({result.sureness}): {result.reason}"]
-    lines += [*result.outliers, *result.contradictions, *result.notes]
-    lines.append(
-        f"{result.measurements} measurements over {result.transport}, {result.seconds:.0f} s"
-    )
-    lines.append(f"written: {file} (for every --cluster), {picture}")
+    lines = [
+        f"racks ({result.sureness}): {result.reason}",
+        *result.outliers,
+        *result.contradictions,
+        *result.notes,
+        f"{result.measurements} measurements over {result.transport}, {result.seconds:.0f} s",
+        f"written: {file} (for every --cluster), {picture}",
+    ]
     return "\n".join(lines)
 
 
@@ -284,7 +264,8 @@ def probe_title(result: ProbeResult) -> str:
 
 
 def draw_cluster(result: ProbeResult) -> str:
-    """The measured cluster as an SVG document, with outliers and contradictions below it."""
+    """The measured cluster as an SVG document, with remarks on hosts and uplinks, and outliers and
+    contradictions below it."""
     remarks = {host: about(seconds, "s") for host, seconds in result.round_trips.items()}
     for uplink in result.uplinks:
         least = min(uplink.out, uplink.into)
@@ -293,13 +274,20 @@ def draw_cluster(result: ProbeResult) -> str:
             if uplink.oversubscription is None
             else f"{uplink.oversubscription:.1f}x oversubscribed"
         )
-    return cluster_document(
-        result.cluster,
-        title=probe_title(result),
-        lead=f"racks ({result.sureness}): {result.reason}",
-        remarks=remarks,
-        notes=[*result.outliers, *result.contradictions],
-    )
+    notes = [*result.outliers, *result.contradictions]
+    tiles = ET.Element("g")
+    below = [*draw_tiles(tiles, result.cluster, remarks), *notes]
+    y, rows = 60, [tiles[start : start + COLUMNS] for start in range(0, len(tiles), COLUMNS)]
+    for row in rows:
+        for index, tile in enumerate(row):
+            tile.attrib.update({"x": str(16 + TILE * index), "y": str(y)})
+        y += max(int(tile.attrib["height"]) for tile in row) + 16
+    lead = f"racks ({result.sureness}): {result.reason}"
+    root = document(CLUSTER_STYLE, title=probe_title(result), lead=lead)
+    root.append(tiles)
+    for index, text in enumerate(below, start=1):
+        words(root, 16, y + LINE * index, text, "slow" if text in notes else "faint")
+    return document_text(root)
 
 
 def _rate(bits_per_second: float, full: bool) -> str:

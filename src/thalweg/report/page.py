@@ -17,7 +17,7 @@ from typing import TypeVar
 from xml.etree import ElementTree as ET
 
 from thalweg.facts import about
-from thalweg.report.shapes import CLUSTER_STYLE, COLOURS, add, resize, tip
+from thalweg.report.shapes import CLUSTER_STYLE, COLOURS, add, box, resize, tip
 
 T = TypeVar("T")
 Cell = str | Callable[[ET.Element], object]
@@ -95,6 +95,7 @@ svg .middle { text-anchor: middle; } svg .end { text-anchor: end; }
 .bars { display: grid; gap: .7rem; } .bars .label { display: flex; gap: 1rem;
 justify-content: space-between; align-items: baseline; font-size: .875rem; }
 .bars .label .number { font-weight: 600; } .bars svg { display: block; width: 100%; }
+.bars svg + svg { margin-top: 2px; }
 .back { fill: var(--panel); } .hot { fill: var(--waiting); }
 .heat { display: grid; grid-template-columns: fit-content(9rem) minmax(0, 1fr); gap: 2px .6rem;
 align-items: center; font-size: .8rem; line-height: 1.2; margin-bottom: .5rem; }
@@ -135,23 +136,34 @@ BAR_PATTERNS = {  # paths on a tile of 6 by 6 pixels
 }
 
 
-def page(title: str) -> tuple[ET.Element, ET.Element]:
-    """The root of a new document, and its main element."""
+def page(title: str, heading: str, lead: str) -> tuple[ET.Element, ET.Element]:
+    """The root of a new document, and its main element, which has a heading, a line below it, and
+    the patterns of bars for all drawings."""
     root = ET.Element("html", {"lang": "en"})
     head = add(root, "head")
     for entries in _HEAD:
         ET.SubElement(head, "meta", entries)
     add(head, "title", title)
     add(head, "style", PAGE_STYLE)
-    return root, add(add(root, "body"), "main")
+    main = add(add(root, "body"), "main")
+    shelf = add(add(main, "svg", name="hidden", aria_hidden="true"), "defs")
+    for name, path in BAR_PATTERNS.items():
+        tile = add(shelf, "pattern", id=name, width="6", height="6", patternUnits="userSpaceOnUse")
+        add(tile, "rect", width="6", height="6", style=f"fill: var(--{name})")
+        add(tile, "path", d=path, style="stroke: var(--stripe); stroke-width: 1.2; fill: none")
+    add(main, "h1", heading)
+    add(main, "p", lead, "facts")
+    return root, main
 
 
-def written(root: ET.Element) -> str:
+def written(root: ET.Element, main: ET.Element) -> str:
+    """The document as text, with a footer below what is in its main element."""
+    add(main, "footer", f"Made by thalweg {version('thalweg')}.")
     return "<!DOCTYPE html>\n" + ET.tostring(root, encoding="unicode", method="html") + "\n"
 
 
-def section(parent: ET.Element, heading: str, lead: str = "") -> ET.Element:
-    element = add(parent, "section")
+def section(parent: ET.Element, heading: str, lead: str = "", *, name: str = "") -> ET.Element:
+    element = add(parent, "section", name=name)
     element.tail = "\n"
     add(element, "h2", heading)
     if lead:
@@ -230,10 +242,6 @@ def bullets(parent: ET.Element, texts: Iterable[str]) -> None:
         add(entries, "li", text)
 
 
-def footer(main: ET.Element) -> None:
-    add(main, "footer", f"Made by thalweg {version('thalweg')}.")
-
-
 def details(parent: ET.Element, summary: str) -> ET.Element:
     element = add(parent, "details")
     add(element, "summary", summary)
@@ -251,15 +259,6 @@ def picture(
     if desc:
         add(drawn, "desc", desc)
     return drawn
-
-
-def add_patterns(parent: ET.Element) -> None:
-    """The patterns of bars, for all drawings of the page."""
-    shelf = add(add(parent, "svg", name="hidden", aria_hidden="true"), "defs")
-    for name, path in BAR_PATTERNS.items():
-        tile = add(shelf, "pattern", id=name, width="6", height="6", patternUnits="userSpaceOnUse")
-        add(tile, "rect", width="6", height="6", style=f"fill: var(--{name})")
-        add(tile, "path", d=path, style="stroke: var(--stripe); stroke-width: 1.2; fill: none")
 
 
 def add_legend(parent: ET.Element, entries: Iterable[tuple[str, str, int]]) -> None:
@@ -281,26 +280,24 @@ def add_bar(bars: ET.Element, seconds: float) -> tuple[ET.Element, ET.Element]:
     return row, text
 
 
+def strip(parent: ET.Element, title: str, height: int) -> ET.Element:
+    """A drawing as wide as its place in the page, with a background of this height."""
+    drawn = add(parent, "svg", width="100%", height=height, role="img", aria_label=title)
+    tip(drawn, title)
+    box(drawn, 0, 0, "100%", height, "back")
+    return drawn
+
+
 def draw_bar(
-    row: ET.Element,
-    title: str,
-    lanes: Mapping[int, Iterable[tuple[str, float]]],
-    longest: float,
-    height: int,
+    row: ET.Element, title: str, parts: Iterable[tuple[str, float]], longest: float, height: int
 ) -> None:
-    """Lanes of parts with their seconds, by the top of a lane; the last lane is the rest high."""
-    drawn = add(row, "svg", width="100%", height=str(height), role="img", aria_label=title)
-    add(drawn, "title", title)
-    tops = [*lanes, height + 2]
-    add(drawn, "rect", name="back", width="100%", height=str(tops[1] - 2))
-    for (top, parts), below in zip(lanes.items(), tops[1:], strict=True):
-        start = 0.0
-        for part, seconds in parts:
-            share = 100 * seconds / longest
-            if share > 0:
-                place = {"x": f"{start:.3f}%", "width": f"{share:.3f}%", "y": str(top)}
-                _fill(add(drawn, "rect", height=str(below - 2 - top), **place), part)
-            start += share
+    """Draw parts with their seconds one after the other; `longest` seconds fill the strip."""
+    drawn, start = strip(row, title, height), 0.0
+    for part, seconds in parts:
+        share = 100 * seconds / longest
+        if share > 0:
+            _fill(box(drawn, f"{start:.3f}%", 0, f"{share:.3f}%", height, ""), part)
+        start += share
 
 
 def parts_text(parts: Mapping[str, float]) -> str:

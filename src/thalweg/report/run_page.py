@@ -28,19 +28,18 @@ from thalweg.report.cluster_svg import cluster_text
 from thalweg.report.page import (
     add_bar,
     add_legend,
-    add_patterns,
     bullets,
     details,
     draw_bar,
     figures,
-    footer,
     page,
     parts_text,
     section,
+    strip,
     table,
     written,
 )
-from thalweg.report.shapes import add, tip
+from thalweg.report.shapes import add, box, tip
 
 MAX_ACCOUNT_ROWS = 32
 MAX_SHOWN_STRAGGLERS = 12
@@ -94,9 +93,17 @@ FAINTEST = 0.05  # of the strongest; weaker cells aren't drawn
 def run_page(run: RunReport) -> str:
     """A complete HTML document without references to other files."""
     steps = run.timeline.steps
-    root, main = page(f"Thalweg run: {len(steps)} steps on {len(run.accounts)} ranks")
-    add_patterns(main)
-    _add_head(main, run)
+    plans = [
+        header.sync
+        for timeline in run.timeline.rank_timelines.values()
+        for _, header in timeline.openings
+    ]
+    under = f" under {', then '.join(dict.fromkeys(plans))}" if plans else ""
+    root, main = page(
+        f"Thalweg run: {len(steps)} steps on {len(run.accounts)} ranks",
+        "Run report",
+        f"Steps {steps[0]} to {steps[-1]}{under}, {cluster_text(run.cluster)}.",
+    )
     _add_hero(main, run)
     bars = section(main, "Step time breakdown", "The mean step of each rank, part after part.")
     add_rank_bars(bars, run.accounts)
@@ -106,24 +113,11 @@ def run_page(run: RunReport) -> str:
     _add_table(main, run.accounts)
     _add_clocks(main, run)
     _add_notes(main, run)
-    footer(main)
-    return written(root)
-
-
-def _add_head(main: ET.Element, run: RunReport) -> None:
-    head = add(main, "header")
-    add(head, "h1", "Run report")
-    steps = run.timeline.steps
-    timelines = run.timeline.rank_timelines.values()
-    plans = [header.sync for timeline in timelines for _, header in timeline.openings]
-    under = f" under {', then '.join(dict.fromkeys(plans))}" if plans else ""
-    add(head, "p", f"Steps {steps[0]} to {steps[-1]}{under}, {cluster_text(run.cluster)}.", "facts")
+    return written(root, main)
 
 
 def _add_hero(main: ET.Element, run: RunReport) -> None:
-    hero = add(main, "section", name="hero")
-    hero.tail = "\n"
-    add(hero, "h2", "Stragglers")
+    hero = section(main, "Stragglers", name="hero")
     worst = run.stragglers[0] if run.stragglers else None
     add(hero, "p", "No stragglers." if worst is None else _sentence(worst.why), "plan")
     exposed = sum(account.exposed * account.steps for account in run.accounts)
@@ -225,13 +219,10 @@ def _add_bars(parent: ET.Element, accounts: Sequence[RankBreakdown], longest: fl
     for account in accounts:
         row, label = add_bar(bars, account.seconds)
         label.text = f"rank {account.rank} on {account.host}"
-        values = {name: float(getattr(account, name)) for name in (*PARTS, *OVERLAPPED_PARTS)}
-        lanes = {
-            top: [(part, values[name]) for name, (part, _) in parts.items()]
-            for top, parts in ((0, PARTS), (BAR_PIXELS + 2, OVERLAPPED_PARTS))
-        }
-        title = f"rank {account.rank}: {parts_text(values)}"
-        draw_bar(row, title, lanes, longest, BAR_PIXELS + 2 + THIN_BAR_PIXELS)
+        for parts, height in ((PARTS, BAR_PIXELS), (OVERLAPPED_PARTS, THIN_BAR_PIXELS)):
+            values = {name: float(getattr(account, name)) for name in parts}
+            lane = [(part, values[name]) for name, (part, _) in parts.items()]
+            draw_bar(row, f"rank {account.rank}: {parts_text(values)}", lane, longest, height)
 
 
 def add_step_times(
@@ -241,8 +232,7 @@ def add_step_times(
     means = {number: fmean(r.seconds for r in steps) for number, steps in records.items()}
     longest = {number: max(r.computing for r in steps) for number, steps in records.items()}
     numbers = list(records)
-    width = ceil(len(numbers) / MAX_PLOT_POINTS)
-    bins = [numbers[start : start + width] for start in range(0, len(numbers), width)]
+    bins = _binned(numbers, MAX_PLOT_POINTS)
     lines = {"mean step time of all ranks": means, "longest compute time of a rank": longest}
     chart = LineChart(
         title="Step time by step",
@@ -258,13 +248,19 @@ def add_step_times(
     )
     figure = add(parent, "figure", name="course")
     legend = add_curve_legend(figure, [*lines], lambda entry, name: add(entry, "span", name))
-    if width > 1:
-        add(legend, "li", f"a point is the mean of {width} steps")
+    if len(bins[0]) > 1:
+        add(legend, "li", f"a point is the mean of {len(bins[0])} steps")
     add_chart(figure, chart)
     if chart.marks:
-        entry = add_numbered(figure)
-        for mark in chart.marks:
-            entry().text = mark.text
+        places = add_numbered(figure, len(chart.marks))
+        for place, mark in zip(places, chart.marks, strict=True):
+            place.text = mark.text
+
+
+def _binned(steps: Sequence[int], most: int) -> list[Sequence[int]]:
+    """The steps in at most `most` runs of equal length; the last may be shorter."""
+    width = ceil(len(steps) / most)
+    return [steps[start : start + width] for start in range(0, len(steps), width)]
 
 
 def _marks(late: Sequence[StragglerEpisode], shown: range) -> list[Mark]:
@@ -308,25 +304,26 @@ def add_heat_map(
     """Add a map of the deviation of each rank at a step; `text` names the whole of a percentage,
     and `verb` the deviation."""
     values = {number: deviation(steps) for number, steps in by_step(ranks).items()}
-    numbers = list(values)
-    width = ceil(len(numbers) / MAX_HEAT_CELLS)
-    bins = [numbers[start : start + width] for start in range(0, len(numbers), width)]
-    rows = {rank: [_mean_deviation(values, rank, steps) for steps in bins] for rank in ranks}
-    shown = sorted(sorted(rows, key=lambda rank: -sum(rows[rank]))[:MAX_HEAT_RANKS])
-    strongest = max((value for rank in shown for value in rows[rank]), default=0.0)
+    bins = _binned(list(values), MAX_HEAT_CELLS)
+    rows = {
+        rank: {_steps_text(steps): _mean_deviation(values, rank, steps) for steps in bins}
+        for rank in ranks
+    }
+    shown = sorted(sorted(rows, key=lambda rank: -sum(rows[rank].values()))[:MAX_HEAT_RANKS])
+    strongest = max((value for rank in shown for value in rows[rank].values()), default=0.0)
     if strongest < MIN_HEAT_FRACTION:
         add(parent, "p", f"No rank {verb} {100 * MIN_HEAT_FRACTION:g} % {text}.")
         return
     grid = add(parent, "div", name="heat")
     for rank in shown:
         add(grid, "span", names[rank], "rank")
-        _draw_heat_row(grid, names[rank], bins, rows[rank], strongest, text)
+        _draw_heat_row(grid, names[rank], rows[rank], strongest, text)
     add(grid, "span", "step", "rank")
     ends = add(grid, "div", name="ends")
-    add(ends, "span", str(numbers[0]))
-    add(ends, "span", str(numbers[-1]))
+    add(ends, "span", str(bins[0][0]))
+    add(ends, "span", str(bins[-1][-1]))
     notes = [f"the strongest colour is {strongest:.0%} {text}"]
-    notes += [f"a cell is the mean of {width} steps"] if width > 1 else []
+    notes += [f"a cell is the mean of {len(bins[0])} steps"] if len(bins[0]) > 1 else []
     if len(shown) < len(rows):
         notes.append(f"{len(rows) - len(shown)} ranks with smaller deviations aren't drawn")
     add(parent, "p", f"{'; '.join(notes).capitalize()}.", "lead")
@@ -339,32 +336,19 @@ def _mean_deviation(
     return fmean(present) if present else 0.0
 
 
+def _steps_text(steps: Sequence[int]) -> str:
+    return f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
+
+
 def _draw_heat_row(
-    grid: ET.Element,
-    name: str,
-    bins: Sequence[Sequence[int]],
-    row: Sequence[float],
-    strongest: float,
-    text: str,
+    grid: ET.Element, name: str, row: Mapping[str, float], strongest: float, text: str
 ) -> None:
-    worst = max(range(len(row)), key=lambda index: row[index])
-    title = f"{name}: at most {row[worst]:.0%} {text}, at step {bins[worst][0]}"
-    drawn = add(
-        grid, "svg", width="100%", height=str(HEAT_ROW_PIXELS), role="img", aria_label=title
-    )
-    tip(drawn, title)
-    add(drawn, "rect", name="back", width="100%", height=str(HEAT_ROW_PIXELS))
-    cell_width = 100 / len(bins)
-    for index, (steps, value) in enumerate(zip(bins, row, strict=True)):
-        strength = value / strongest
-        if strength < FAINTEST:
-            continue
-        place = {
-            "x": f"{index * cell_width:.3f}%",
-            "width": f"{cell_width:.3f}%",
-            "height": str(HEAT_ROW_PIXELS),
-        }
-        cell = add(drawn, "rect", name="hot", **place)
-        cell.set("fill-opacity", f"{strength:.2f}")
-        when = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
-        tip(cell, f"{when}: {value:.0%}")
+    worst, width = max(row, key=lambda steps: row[steps]), 100 / len(row)
+    title = f"{name}: at most {row[worst]:.0%} {text}, at {worst}"
+    drawn = strip(grid, title, HEAT_ROW_PIXELS)
+    for index, (steps, value) in enumerate(row.items()):
+        if value >= FAINTEST * strongest:
+            x = f"{index * width:.3f}%"
+            cell = box(drawn, x, 0, f"{width:.3f}%", HEAT_ROW_PIXELS, "hot")
+            cell.set("fill-opacity", f"{value / strongest:.2f}")
+            tip(cell, f"{steps}: {value:.0%}")

@@ -7,12 +7,13 @@ distinguished by the colour-blind (after Okabe and Ito).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from math import ceil
 from xml.etree import ElementTree as ET
 
 CHARACTER_PIXELS = 6.4  # average width of a letter
 FACT_LINE_PIXELS, FACT_INDENT_PIXELS = 18, 156
+LANE_PIXELS, RACK_GAP_PIXELS, LANE_NAME_PIXELS = 22, 14, 74
 PLACES = ("x", "x1", "x2", "cx", "width", "y", "y1", "y2", "cy", "height")
 COLOURS = """
 :root { color-scheme: light dark;
@@ -32,8 +33,7 @@ COLOURS = """
 SVG_STYLE = """
 :root { background: var(--page); } svg { font: 12px system-ui, sans-serif; }
 text { fill: var(--text); } .faint { fill: var(--faint); }
-.title { font-size: 15px; font-weight: 600; } .middle { text-anchor: middle; }
-.end { text-anchor: end; } .grid { stroke: var(--line); } .axis { stroke: var(--faint); }
+.title { font-size: 15px; font-weight: 600; }
 .rack { fill: var(--panel); } text.slow { fill: var(--warn); font-weight: 600; }
 """
 CLUSTER_STYLE = """
@@ -64,23 +64,15 @@ def document(style: str, *, title: str, lead: str) -> ET.Element:
 
 def document_text(root: ET.Element) -> str:
     """The document as text, as large as its shapes."""
-    rights, bottoms = zip(*map(_far_corner, root), strict=True)
-    resize(root, ceil(max(rights)) + 24, ceil(max(bottoms)) + 20)
+    width = height = 0.0
+    for shape in root.iter():
+        at = {name: float(shape.get(name, 0)) for name in PLACES}
+        wide = text_width(shape.text or "") if shape.tag == "text" else at["width"]
+        width = max(width, at["x"] + wide, at["x1"], at["x2"], at["cx"])
+        height = max(height, at["y"] + at["height"], at["y1"], at["y2"], at["cy"])
+    resize(root, ceil(width) + 24, ceil(height) + 20)
     ET.indent(root)
     return ET.tostring(root, encoding="unicode") + "\n"
-
-
-def _far_corner(shape: ET.Element) -> tuple[float, float]:
-    """The lower right corner of a shape or of a group of shapes."""
-    if shape.tag == "g":
-        rights, bottoms = zip((0.0, 0.0), *map(_far_corner, shape), strict=True)
-        return max(rights), max(bottoms)
-    at = {name: float(shape.get(name, 0)) for name in PLACES}
-    wide = text_width(shape.text or "") if shape.tag == "text" else at["width"]
-    return (
-        max(at["x"] + wide, at["x1"], at["x2"], at["cx"]),
-        max(at["y"] + at["height"], at["y1"], at["y2"], at["cy"]),
-    )
 
 
 def resize(drawing: ET.Element, width: int, height: int) -> None:
@@ -102,8 +94,9 @@ def line(parent: ET.Element, x1: float, y1: float, x2: float, y2: float, name: s
 
 
 def box(
-    parent: ET.Element, x: float, y: float, width: float, height: float, name: str
+    parent: ET.Element, x: float | str, y: float, width: float | str, height: float, name: str
 ) -> ET.Element:
+    """A rectangle; `x` and `width` may be percentages."""
     return add(parent, "rect", name=name, x=x, y=y, width=width, height=height)
 
 
@@ -123,6 +116,27 @@ def legend(parent: ET.Element, y: int, entries: Iterable[tuple[str, str]]) -> No
         line(parent, x, y - 4, x + 22, y - 4, name)
         words(parent, x + 28, y, meaning, "faint")
         x += 50 + text_width(meaning)
+
+
+def lanes(
+    parent: ET.Element,
+    racks: Mapping[str, Mapping[int, str]],
+    top: int,
+    right: float,
+    slow: Collection[str] = (),
+) -> tuple[dict[int, int], int]:
+    """Draw a lane for each rank in the box of its rack, with these names; `slow` are those in the
+    colour of warnings. Returns the middle of each lane, and the end of the last rack."""
+    middles: dict[int, int] = {}
+    for rack, ranks in racks.items():
+        box(parent, 8, top, right, LANE_PIXELS * len(ranks), "rack")
+        words(parent, 14, top + LANE_PIXELS // 2 + 4, rack, "slow" if rack in slow else "faint")
+        for rank, name in ranks.items():
+            middles[rank] = top + LANE_PIXELS // 2
+            words(parent, LANE_NAME_PIXELS, middles[rank] + 4, name, "slow" if name in slow else "")
+            top += LANE_PIXELS
+        top += RACK_GAP_PIXELS
+    return middles, top
 
 
 def facts(parent: ET.Element, y: int, lines: Iterable[tuple[str, str]]) -> int:

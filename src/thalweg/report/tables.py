@@ -50,6 +50,20 @@ def named(lines: Iterable[tuple[str, str]]) -> Table:
     return grid
 
 
+def fact_lines(kinds: Mapping[str, Iterable[str]]) -> list[tuple[str, str]]:
+    """The lines of all kinds, each with the name of its kind where a new kind begins."""
+    return [
+        ("" if number else name, line)
+        for name, lines in kinds.items()
+        for number, line in enumerate(lines)
+    ]
+
+
+def range_text(start: int, stop: int) -> str:
+    """The numbers from `start` up to but not including `stop`, like 3-5, or the only one."""
+    return str(start) if stop == start + 1 else f"{start}-{stop - 1}"
+
+
 def seconds_text(seconds: float | None) -> str:
     """The duration with its unit; empty if there is none."""
     return "" if seconds is None else about(seconds, "s")

@@ -29,7 +29,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,6 @@ from thalweg.observe.records import BucketRecord, StepRecord
 from thalweg.observe.run_report import RunReport
 from thalweg.observe.timeline import RankTimeline
 
-FIRST_MOMENT_STEPS = 8  # steps in whose rounds the earliest moment of a rank is looked for
 Arguments = Mapping[str, int | float | str]
 Clock = Callable[[float], int]
 """The whole microseconds since the earliest moment."""
@@ -87,7 +86,14 @@ def trace(run: RunReport) -> Trace:
         for timeline in run.timeline.rank_timelines.values()
         if timeline.steps or timeline.notes
     ]
-    earliest = min((moment for lane in lanes for moment in _first_moments(lane)), default=0.0)
+    earliest = min(
+        chain(
+            (event.at for lane in lanes for event in lane.notes),
+            (step.begin for lane in lanes for step in lane.steps),
+            (r.started for lane in lanes for step in lane.steps for r in step.rounds),
+        ),
+        default=0.0,
+    )
 
     def time(moment: float) -> int:
         return max(0, round((moment - earliest) * 1e6))
@@ -96,13 +102,6 @@ def trace(run: RunReport) -> Trace:
         processes=tuple(_process(timeline, run, time) for timeline in lanes),
         remarks=run.timeline.remarks,
     )
-
-
-def _first_moments(timeline: RankTimeline) -> Iterator[float]:
-    """Times among which is the earliest: rounds may begin before the first step that is shown."""
-    yield from (event.at for event in timeline.notes)
-    for step in timeline.steps[:FIRST_MOMENT_STEPS]:
-        yield from (step.begin, *(record.started for record in step.rounds))
 
 
 def _process(timeline: RankTimeline, run: RunReport, time: Clock) -> Process:
@@ -246,58 +245,46 @@ def _ms(seconds: float) -> float:
 
 def as_proto(trace: Trace) -> Iterator[bytes]:
     """A trace in Perfetto's format, in pieces, each of which is a valid trace."""
-    kinds = messages()
+    proto = messages()
     for process in trace.processes:
         first = (process.rank + 1) * PER_RANK
-        piece = kinds.Trace()
-        _describe(piece, first, process.name, process.rank)
-        yield piece.SerializeToString()
+        packets = [[_described(first, process.name, process.rank)]]
         for order, track in enumerate(process.tracks, start=1):
-            piece = kinds.Trace()
-            described = _describe(piece, first + order, track.name, order)
-            described.parent_uuid = first
-            if track.unit:
-                described.counter.unit_name = track.unit
-            for at, value in track.values:
-                event = _add_event(piece, first + order, at, kinds.TrackEvent.TYPE_COUNTER)
-                event.double_counter_value = value
-            _add_slices(piece, first + order, track, kinds.TrackEvent)
-            yield piece.SerializeToString()
+            packets.append(list(_packets(first, order, track, proto.TrackEvent)))
+        for piece in packets:
+            numbered = [{"trusted_packet_sequence_id": SEQUENCE, **packet} for packet in piece]
+            yield proto.Trace(packet=numbered).SerializeToString()
 
 
-def _describe(piece: Any, number: int, name: str, order: int) -> Any:
-    described = _add_packet(piece).track_descriptor
-    described.uuid, described.name = number, name
-    described.child_ordering, described.sibling_order_rank = described.EXPLICIT, order
-    return described
+def _described(number: int, name: str, order: int, **more: Any) -> dict[str, Any]:
+    place = {"child_ordering": "EXPLICIT", "sibling_order_rank": order}
+    return {"track_descriptor": {"uuid": number, "name": name, **place, **more}}
 
 
-def _add_slices(piece: Any, number: int, track: Track, kinds: Any) -> None:
+def _packets(first: int, order: int, track: Track, kinds: Any) -> Iterator[dict[str, Any]]:
+    """The description of a track of the rank with track number `first`, and then its events."""
+    number = first + order
+    unit = {"counter": {"unit_name": track.unit}} if track.unit else {}
+    yield _described(number, track.name, order, parent_uuid=first, **unit)
+
+    def event(at: int, kind: int, **more: Any) -> dict[str, Any]:
+        return {
+            "timestamp": 1000 * at,
+            "track_event": {"type": kind, "track_uuid": number, **more},
+        }
+
+    for at, value in track.values:
+        yield event(at, kinds.TYPE_COUNTER, double_counter_value=value)
     for slice_ in track.slices:
         lasts = slice_.end > slice_.start
         kind = kinds.TYPE_SLICE_BEGIN if lasts else kinds.TYPE_INSTANT
-        event = _add_event(piece, number, slice_.start, kind)
-        event.name = slice_.name
-        for name, value in slice_.arguments.items():
-            annotation = event.debug_annotations.add()
-            annotation.name = name
-            setattr(annotation, VALUE_FIELDS[type(value)], value)
+        arguments = [
+            {"name": name, VALUE_FIELDS[type(value)]: value}
+            for name, value in slice_.arguments.items()
+        ]
+        yield event(slice_.start, kind, name=slice_.name, debug_annotations=arguments)
         if lasts:
-            _add_event(piece, number, slice_.end, kinds.TYPE_SLICE_END)
-
-
-def _add_event(piece: Any, number: int, at: int, kind: int) -> Any:
-    packet = _add_packet(piece)
-    packet.timestamp = 1000 * at
-    packet.track_event.type = kind
-    packet.track_event.track_uuid = number
-    return packet.track_event
-
-
-def _add_packet(piece: Any) -> Any:
-    packet = piece.packet.add()
-    packet.trusted_packet_sequence_id = SEQUENCE
-    return packet
+            yield event(slice_.end, kinds.TYPE_SLICE_END)
 
 
 def messages() -> Any:
@@ -312,17 +299,19 @@ def messages() -> Any:
     return perfetto_trace_pb2
 
 
-def as_json(trace: Trace) -> Iterator[str]:
+def as_json(trace: Trace) -> Iterator[bytes]:
     """A trace in Chrome's JSON format, for ui.perfetto.dev and chrome://tracing; an event per line,
     so that most viewers can read a truncated file."""
-    yield '{"displayTimeUnit":"ms","traceEvents":['
-    for number, event in enumerate(events(trace)):
-        yield (",\n" if number else "\n") + json.dumps(event, separators=(",", ":"))
+    yield b'{"displayTimeUnit":"ms","traceEvents":['
+    for number, event in enumerate(_events_in_json(trace)):
+        yield (",\n" if number else "\n").encode() + json.dumps(
+            event, separators=(",", ":")
+        ).encode()
     about = {"made_by": "thalweg", "remarks": list(trace.remarks)}
-    yield f'\n],"otherData":{json.dumps(about)}}}\n'
+    yield f'\n],"otherData":{json.dumps(about)}}}\n'.encode()
 
 
-def events(trace: Trace) -> Iterator[Mapping[str, Any]]:
+def _events_in_json(trace: Trace) -> Iterator[Mapping[str, Any]]:
     for process in trace.processes:
         number = FIRST_PROCESS_NUMBER + process.rank
         yield _meta(number, 0, "process_name", name=process.name)
@@ -350,13 +339,9 @@ def _meta(process: int, thread: int, kind: str, **values: str | int) -> dict[str
     return {"ph": "M", "pid": process, "tid": thread, "name": kind, "args": values}
 
 
-def _text(trace: Trace) -> Iterator[bytes]:
-    return (piece.encode() for piece in as_json(trace))
-
-
 WRITERS: Mapping[str, Callable[[Trace], Iterator[bytes]]] = {
-    ".json": _text,
-    ".json.gz": _text,
+    ".json": as_json,
+    ".json.gz": as_json,
     ".pftrace": as_proto,
 }
 

@@ -19,11 +19,11 @@ from __future__ import annotations
 from collections import deque
 from functools import lru_cache
 from itertools import chain, combinations, islice, takewhile
-from math import comb
 from random import Random
 
 import numpy as np
 
+from thalweg.codes.linear import straggler_sets
 from thalweg.declarations import Code
 from thalweg.errors import ScheduleError
 from thalweg.schedules.moves import Move, MoveKind
@@ -47,14 +47,12 @@ class _SymbolicRun:
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
-        self.chunks = range(len(schedule.sizes))
-        initial = schedule.before.content
+        initial, chunks = schedule.before.content, range(len(schedule.sizes))
         self.contents: dict[int, list[Content | None]] = {
-            rank: [initial(rank, chunk) for chunk in self.chunks] for rank in schedule.ranks
+            rank: [initial(rank, chunk) for chunk in chunks] for rank in schedule.ranks
         }
         self.to_come = {rank: schedule.moves(rank) for rank in schedule.ranks}
-        self.messages: dict[_Key, list[Content | None]] = {}  # the oldest of each key
-        self.later_messages: dict[_Key, deque[list[Content | None]]] = {}
+        self.messages: dict[_Key, list[list[Content | None]]] = {}  # the oldest first
         self.answers: set[_Key] = set()  # to quorums: some may come late, when nobody waits
         # The moves of each rank that wait for a message or for earlier moves, by chunk.
         self.waiting: dict[int, dict[int, list[Move]]] = {rank: {} for rank in schedule.ranks}
@@ -111,25 +109,18 @@ class _SymbolicRun:
             if contents[0] is None or (stop - start > 1 and _lacks(contents)):
                 raise self._wrong(rank, move, "sends what it doesn't hold")
             key = (rank if kind is _SEND else ~rank, peer, start, stop)
-            if key in self.messages:
-                self.later_messages.setdefault(key, deque()).append(contents)
-            else:
-                self.messages[key] = contents
+            self.messages.setdefault(key, []).append(contents)
             if start in self.waiting[peer]:
                 self.awake.append((peer, start))
             return True
         if quorum is not None or kind is _QUORUM:
             return self._decode(rank, move)
         key = (peer, rank, start, stop)
-        arrived = self.messages.pop(key, None)
-        if arrived is None:
+        if key not in self.messages:
             return False
-        if self.later_messages:
-            self._bring_up_next(key)
+        arrived = self._taken(key)
         if kind is _COPY:
             held[start:stop] = arrived
-        elif stop - start == 1:
-            held[start] = self._sum(rank, move, held[start], arrived[0])
         else:
             for chunk, content in enumerate(arrived, start):
                 held[chunk] = self._sum(rank, move, held[chunk], content)
@@ -145,12 +136,12 @@ class _SymbolicRun:
             raise self._wrong(rank, move, "adds to what it doesn't hold")
         return left + right
 
-    def _bring_up_next(self, key: _Key) -> None:
-        """Make the next message of this key available, after the oldest one was received."""
-        if key in self.later_messages:
-            self.messages[key] = self.later_messages[key].popleft()
-            if not self.later_messages[key]:
-                del self.later_messages[key]
+    def _taken(self, key: _Key) -> list[Content | None]:
+        """The oldest message of this key, which is received."""
+        messages = self.messages[key]
+        if len(messages) == 1:
+            del self.messages[key]
+        return messages.pop(0)
 
     def _decode(self, rank: int, move: Move) -> bool:
         quorum, keys = move.quorum, _keys(rank, move)
@@ -165,9 +156,7 @@ class _SymbolicRun:
         held = self.contents[rank][move.start : move.stop]
         if _lacks(held):
             raise self._wrong(rank, move, "decodes into what it doesn't hold")
-        answers = {~key[0]: self.messages.pop(key) for key in keys} | {rank: held}
-        for key in keys:
-            self._bring_up_next(key)
+        answers = {~key[0]: self._taken(key) for key in keys} | {rank: held}
         rows = np.array([quorum.code.row(member) for member in range(quorum.code.members)])
         for offset, mine in enumerate(held):
             contents = np.array([answers[peer][offset] for peer in quorum.peers], dtype=float)
@@ -208,13 +197,10 @@ class _SymbolicRun:
 
     def _promise_is_kept(self) -> None:
         promised = self.schedule.after.content
-        sizes = self.schedule.sizes
         for rank, held in self.contents.items():
-            for chunk in self.chunks:
+            for chunk, size in enumerate(self.schedule.sizes):
                 wanted = promised(rank, chunk)
-                if wanted is None or not sizes[chunk]:
-                    continue
-                if not same_content(held[chunk], wanted):
+                if size and wanted is not None and not same_content(held[chunk], wanted):
                     raise ScheduleError(
                         f"{self.schedule.name}: {self.schedule.after.text}, but chunk {chunk} on "
                         f"rank {rank} ends as {_described(held[chunk])} instead of "
@@ -296,11 +282,7 @@ def _arrivals(code: Code) -> list[frozenset[int]]:
         every = chain.from_iterable(combinations(members, n) for n in range(code.members + 1))
         return [frozenset(arrived) for arrived in every]
     draw = Random(0)
-    if comb(code.members, code.stragglers) <= MAX_ARRIVAL_SETS:
-        late = [set(stragglers) for stragglers in combinations(members, code.stragglers)]
-    else:
-        late = [set(draw.sample(members, code.stragglers)) for _ in range(MAX_ARRIVAL_SETS)]
-    drawn = [
-        set(draw.sample(members, draw.randint(0, code.members))) for _ in range(MAX_ARRIVAL_SETS)
-    ]
+    sizes = (draw.randint(0, code.members) for _ in range(MAX_ARRIVAL_SETS))
+    drawn = [set(draw.sample(members, size)) for size in sizes]
+    late = straggler_sets(code, MAX_ARRIVAL_SETS)
     return [frozenset(members) - absent for absent in (*late, *drawn)]

@@ -39,7 +39,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
-from thalweg.facts import Duplex
 from thalweg.schedules.group import Group
 
 
@@ -91,15 +90,11 @@ def is_even(group: Group) -> bool:
     cluster = group.cluster
     sizes = {len(rack) for rack in group.racks}
     hosts = {cluster.host(rank).name for rank in group.ranks}
-    nics = {_rates(cluster.host(rank).nic) for rank in group.ranks}
-    uplinks = {_rates(cluster.rack(rack[0]).uplink) for rack in group.racks}
+    nics = {cluster.host(rank).nic for rank in group.ranks}
+    uplinks = {cluster.rack(rack[0]).uplink for rack in group.racks}
     alike = len(sizes) == len(nics) == 1 and (len(uplinks) == 1 or len(group.racks) == 1)
-    symmetric = all(rates is None or rates[0] == rates[1] for rates in (*nics, *uplinks))
+    symmetric = all(link is None or link.out == link.into for link in (*nics, *uplinks))
     return alike and symmetric and len(hosts) == group.size
-
-
-def _rates(link: Duplex | None) -> tuple[float, float] | None:
-    return None if link is None else (link.out.bits_per_second, link.into.bits_per_second)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

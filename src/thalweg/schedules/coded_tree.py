@@ -20,7 +20,7 @@ from dataclasses import replace
 import numpy as np
 
 from thalweg.codes import TREE_ROOT, Allocation
-from thalweg.schedules.chunks import pieces, singles, split
+from thalweg.schedules.chunks import in_pieces, pieces
 from thalweg.schedules.group import Group
 from thalweg.schedules.moves import Move, MoveKind, Program, Quorum
 from thalweg.schedules.programs import SpanSequence, down, in_turn
@@ -30,8 +30,7 @@ from thalweg.schedules.trees import Tree
 
 def coded_tree(group: Group, elements: int, itemsize: int, allocation: Allocation) -> Schedule:
     hops = 2 * allocation.tree.depth
-    sizes = split(elements, pieces(group, elements * itemsize, hops=hops))
-    spans = singles(0, len(sizes))
+    sizes, [spans] = in_pieces([elements], pieces(group, elements * itemsize, hops=hops))
     everything = np.ones(allocation.cells)
     downwards = Tree(allocation.host, allocation.above, allocation.below)
     return Schedule(

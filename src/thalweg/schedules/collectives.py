@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from thalweg.errors import LayoutError
-from thalweg.schedules.chunks import in_pieces, pieces, singles, split
+from thalweg.schedules.chunks import in_pieces, pieces, split
 from thalweg.schedules.closed_form import ClosedForm, Cost, Phase, Symbols, cost
 from thalweg.schedules.group import Group
-from thalweg.schedules.moves import Program
+from thalweg.schedules.moves import Program, Span
 from thalweg.schedules.programs import down, exchange, ring_gather, up
 from thalweg.schedules.schedule import Condition, Schedule
 from thalweg.schedules.trees import Tree, heap, over_racks
@@ -25,14 +25,14 @@ OWN_EVERYWHERE = Condition("everybody holds its own contribution", lambda rank, 
 def reduce(group: Group, elements: int, itemsize: int, root: int, fanout: int = 2) -> Schedule:
     """A reduction in a tree; a fanout of 1 makes a chain, in which every rank sends the data
     once."""
-    tree, sizes = rack_tree(group, elements, itemsize, root, fanout)
+    tree, sizes, spans = rack_tree(group, elements, itemsize, root, fanout)
     everyone = everybody(group)
     return Schedule(
         name="reduce",
         ranks=group.ranks,
-        sizes=sizes,
+        sizes=tuple(sizes),
         itemsize=itemsize,
-        program=up(tree, singles(0, len(sizes))),
+        program=up(tree, spans),
         before=OWN_EVERYWHERE,
         after=Condition(
             f"rank {root} holds the sum of all",
@@ -42,13 +42,13 @@ def reduce(group: Group, elements: int, itemsize: int, root: int, fanout: int = 
 
 
 def broadcast(group: Group, elements: int, itemsize: int, root: int, fanout: int = 2) -> Schedule:
-    tree, sizes = rack_tree(group, elements, itemsize, root, fanout)
+    tree, sizes, spans = rack_tree(group, elements, itemsize, root, fanout)
     return Schedule(
         name="broadcast",
         ranks=group.ranks,
-        sizes=sizes,
+        sizes=tuple(sizes),
         itemsize=itemsize,
-        program=down(tree, singles(0, len(sizes))),
+        program=down(tree, spans),
         before=Condition(
             f"rank {root} holds the data", lambda rank, _: 1 << root if rank == root else None
         ),
@@ -120,12 +120,14 @@ def everybody(group: Group) -> int:
 
 def rack_tree(
     group: Group, elements: int, itemsize: int, root: int, fanout: int
-) -> tuple[Tree, tuple[int, ...]]:
-    """A tree that enters each rack once, and the sizes of the pieces that follow one another."""
+) -> tuple[Tree, list[int], list[Span]]:
+    """A tree that enters each rack once, and the sizes and spans of the pieces that follow one
+    another."""
     if root not in group.ranks:
         raise LayoutError(f"root {root} is not in the group", f"choose one of {group.ranks}")
     tree = over_racks(group.racks_from(root), heap(fanout))
-    return tree, tuple(split(elements, pieces(group, elements * itemsize, 2 * tree.depth)))
+    sizes, [spans] = in_pieces([elements], pieces(group, elements * itemsize, 2 * tree.depth))
+    return tree, sizes, spans
 
 
 def all_gather_cost(x: Symbols) -> Cost:

@@ -9,10 +9,10 @@ that the drawn and predicted schedule is the one that runs.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from heapq import heappop, heappush
 from typing import NamedTuple
 
 from thalweg.schedules.moves import Move, MoveKind
@@ -125,16 +125,17 @@ class _RankCursor:
         self.rank = rank
         self.order = order(schedule.moves(rank))
         self.progress = Progress(self.order)
-        self.purposes: dict[Message, deque[MoveKind]] = {}
-        for move in self.order.moves:
+        self.receivers: dict[Message, deque[int]] = {}  # the moves that take each message
+        for index, move in enumerate(self.order.moves):
             for message in () if move.kind.sends else self._answers(move):
-                self.purposes.setdefault(message, deque()).append(move.kind)
-        self.arrived: dict[Message, deque[int]] = {}  # the move numbers of arrived messages
+                self.receivers.setdefault(message, deque()).append(index)
+        # The move numbers of arrived messages by source, for each move.
+        self.arrived: list[dict[int, int]] = [{} for _ in self.order.moves]
         self.last_move = [0] * len(schedule.sizes)
         self.receiving: set[tuple[int, int]] = set()  # (chunk, number): taken
         self.longest = 0
-        self.sends: list[int] = []
-        self.receives: dict[Message, deque[int]] = {}  # the moves that await each message
+        self.sends: list[int] = []  # that are ready, the earliest first
+        self.awaiting: set[int] = set()  # receives that only wait for messages
         self._start(self.progress.ready)
 
     def next_chunk(self) -> int:
@@ -142,47 +143,36 @@ class _RankCursor:
 
     def send_one(self, busy: set[int]) -> tuple[Message, int] | None:
         """The earliest send that is ready and whose receiver is free."""
-        put_off = []
-        sent = None
-        while self.sends and sent is None:
-            index = heappop(self.sends)
-            move = self.order.moves[index]
-            if move.peer in busy:
-                put_off.append(index)
-                continue
-            number = 1 + max(self.last_move[move.start : move.stop])
-            self._number(move, number)
-            is_answer = move.kind is MoveKind.ANSWER
-            sent = Message(self.rank, move.peer, move.start, move.stop, is_answer), number
-            self._start(self.progress.done(index))
-        for index in put_off:
-            heappush(self.sends, index)
-        return sent
+        moves = self.order.moves
+        index = next((index for index in self.sends if moves[index].peer not in busy), None)
+        if index is None:
+            return None
+        self.sends.remove(index)
+        kind, peer, start, stop, _ = moves[index]
+        number = 1 + max(self.last_move[start:stop])
+        self._done(index, number)
+        return Message(self.rank, peer, start, stop, kind is MoveKind.ANSWER), number
 
     def receive(self, message: Message, number: int) -> MoveKind:
         """Take a message that has arrived; the kind of the move that receives it."""
-        self.arrived.setdefault(message, deque()).append(number)
-        self._receive(message)
-        return self.purposes[message].popleft()
+        index = self.receivers[message].popleft()
+        self.arrived[index][message.source] = number
+        self._receive(index)
+        return self.order.moves[index].kind
 
-    def _receive(self, message: Message) -> None:
-        """Do the receive that waits for this message, if it and enough others have arrived."""
-        if not self.receives.get(message) or not self.arrived.get(message):
+    def _receive(self, index: int) -> None:
+        """Do a receive if it waits for messages only, and enough of them have arrived."""
+        move, arrived = self.order.moves[index], self.arrived[index]
+        if index not in self.awaiting or not arrived:
             return
-        index = self.receives[message][0]
-        move = self.order.moves[index]
-        answers = [answer for answer in self._answers(move) if self.arrived.get(answer)]
         if move.quorum is not None:
-            there = {answer.source for answer in answers} | {self.rank}
-            arrived = frozenset(m for m, peer in enumerate(move.quorum.peers) if peer in there)
-            if move.quorum.code.decode(arrived) is None:
+            there = {*arrived, self.rank}
+            members = frozenset(m for m, peer in enumerate(move.quorum.peers) if peer in there)
+            if move.quorum.code.decode(members) is None:
                 return
-        for answer in self._answers(move):
-            self.receives[answer].popleft()
-        sent = sorted(self.arrived[answer].popleft() for answer in answers)
-        numbers = [self._receiving_slot(move, number) for number in sent]
-        self._number(move, max(*numbers, *self.last_move[move.start : move.stop]))
-        self._start(self.progress.done(index))
+        self.awaiting.remove(index)
+        numbers = [self._receiving_slot(move, number) for number in sorted(arrived.values())]
+        self._done(index, max(*numbers, *self.last_move[move.start : move.stop]))
 
     def _answers(self, move: Move) -> list[Message]:
         if move.quorum is None:
@@ -197,18 +187,17 @@ class _RankCursor:
         self.receiving.update((chunk, number) for chunk in chunks)
         return number
 
-    def _number(self, move: Move, number: int) -> None:
+    def _done(self, index: int, number: int) -> None:
+        """Note the number of a move, and start those that waited for it."""
+        move = self.order.moves[index]
         self.last_move[move.start : move.stop] = [number] * (move.stop - move.start)
         self.longest = max(self.longest, number)
+        self._start(self.progress.done(index))
 
     def _start(self, indices: list[int]) -> None:
         for index in indices:
-            move = self.order.moves[index]
-            if move.kind.sends:
-                heappush(self.sends, index)
-                continue
-            answers = self._answers(move)
-            for answer in answers:
-                self.receives.setdefault(answer, deque()).append(index)
-            for answer in answers:
-                self._receive(answer)
+            if self.order.moves[index].kind.sends:
+                insort(self.sends, index)
+            else:
+                self.awaiting.add(index)
+                self._receive(index)

@@ -7,7 +7,7 @@ so the phases of a composed all-reduce overlap by themselves.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, zip_longest
 
 from thalweg.schedules.moves import Move, MoveKind, Program, Span
@@ -15,6 +15,8 @@ from thalweg.schedules.trees import Tree
 
 SpanSequence = Sequence[Span]
 """The part of one position of a ring, in the pieces in which it is sent."""
+Peers = Mapping[int, tuple[int, ...]]
+"""The peers of each rank that has any."""
 
 
 def in_turn(*programs: Program) -> Program:
@@ -33,28 +35,27 @@ def side_by_side(*programs: Program) -> Program:
 
 def up(tree: Tree, spans: SpanSequence) -> Program:
     """Reduce to the root of a tree, span by span."""
-
-    def program(rank: int) -> Iterator[Move]:
-        children, parent = tree.children.get(rank, ()), tree.parent.get(rank)
-        for start, stop in spans:
-            for child in children:
-                yield Move(MoveKind.ADD, child, start, stop)
-            if parent is not None:
-                yield Move(MoveKind.SEND, parent, start, stop)
-
-    return program
+    return _pass_on(tree.children, _above(tree), MoveKind.ADD, spans)
 
 
 def down(tree: Tree, spans: SpanSequence) -> Program:
     """Broadcast from the root of a tree, span by span."""
+    return _pass_on(_above(tree), tree.children, MoveKind.COPY, spans)
+
+
+def _above(tree: Tree) -> dict[int, tuple[int, ...]]:
+    return {rank: (parent,) for rank, parent in tree.parent.items()}
+
+
+def _pass_on(sources: Peers, targets: Peers, kind: MoveKind, spans: SpanSequence) -> Program:
+    """Receive each span from a rank's sources, then send it to the rank's targets."""
 
     def program(rank: int) -> Iterator[Move]:
-        children, parent = tree.children.get(rank, ()), tree.parent.get(rank)
         for start, stop in spans:
-            if parent is not None:
-                yield Move(MoveKind.COPY, parent, start, stop)
-            for child in children:
-                yield Move(MoveKind.SEND, child, start, stop)
+            for peer in sources.get(rank, ()):
+                yield Move(kind, peer, start, stop)
+            for peer in targets.get(rank, ()):
+                yield Move(MoveKind.SEND, peer, start, stop)
 
     return program
 

@@ -33,10 +33,6 @@ def heap(fanout: int) -> TreeShape:
     return lambda n: [None if i == 0 else (i - 1) // fanout for i in range(n)]
 
 
-def star(n: int) -> list[int | None]:
-    return [None if i == 0 else 0 for i in range(n)]
-
-
 def binary(n: int) -> list[int | None]:
     """In-order binary tree of Sanders, Speck and Träff (Parallel Computing 35, 2009), as NCCL
     builds it: a node's height is the lowest set bit of its number, so odd ones are leaves. The

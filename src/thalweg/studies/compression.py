@@ -23,7 +23,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from thalweg.bench.compress_costs import PayloadPattern, method_of, pays_row
+from thalweg.bench.compress_costs import PayloadPattern, exchange_of, method_of, pays_row
+from thalweg.catalog import default_catalog
 from thalweg.facts import CodecCost, Machine, Size, Tensor, Workload
 from thalweg.predict import ddp_step
 from thalweg.predict.assumptions import assumed_machine, workload_of
@@ -141,7 +142,7 @@ def dense_step(workload: Workload, workers: int) -> DdpStep:
 
 
 def compressed_step(constants: Constants, method: str, workload: Workload, workers: int) -> DdpStep:
-    pattern = method_of(method).exchange(workers)
+    pattern = exchange_of(method_of(method), workers)
     if pattern is PayloadPattern.TWO_SHOT and not constants.two_shot:
         pattern = PayloadPattern.ALL_GATHER
     gathers = pattern is PayloadPattern.ALL_GATHER
@@ -171,7 +172,7 @@ def _codec_seconds(cost: CodecCost, workload: Workload, *, gathered: int) -> flo
 def _payloads(method: str, tensors: tuple[Tensor, ...]) -> tuple[tuple[float, bool], ...]:
     """The bytes of each payload and whether it is uncompressed, averaged over differing steps."""
     found = method_of(method)
-    compressor, arguments = found.compressor, found.arguments
+    compressor, arguments = default_catalog().compressors[found.name], found.arguments
     steps = [compressor.payloads(tensors, step, **arguments) for step in range(compressor.period)]
     if len(steps) == 1:
         return tuple((payload.nbytes, payload.exact) for payload in steps[0])

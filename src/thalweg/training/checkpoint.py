@@ -50,7 +50,6 @@ _HIDDEN = re.compile(r"\.step-\d{8,}(?:\.new)?@(?P<host>.+)@(?P<pid>\d+)")
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 Identity = tuple[int, int]
-_OLDER_CHECKPOINT_REMEDY = "resume from an older checkpoint, or start again without one"
 
 
 def write(
@@ -78,8 +77,9 @@ def write(
             directory.mkdir(parents=True, exist_ok=True)
             _sync(directory.parent)
         _tidy(directory)
-        _make_room(directory, keep)
         found = {_identity(path) for path in checkpoints_in(directory)}
+        # A killed writer has left more than `keep`: a disk with space for one more would be full.
+        _remove_older(directory, keep, found)
         hidden = _hidden(path)
         hidden.mkdir()
         try:
@@ -94,7 +94,7 @@ def write(
         finally:
             shutil.rmtree(hidden, ignore_errors=True)
         fence()
-        _prune(directory, path, keep, found)
+        _remove_older(directory, keep - 1, found, written=path)
     return path
 
 
@@ -102,14 +102,13 @@ def read(path: Path) -> Snapshot:
     """The snapshot in this folder, every byte of it verified."""
     index = _index(path)
     fields: dict[str, Any] = {}
-    for part, field in _PARTS.items():
-        file = path / f"{part}.safetensors"
-        with _readable(path):
+    with _readable(path):
+        for part, field in _PARTS.items():
+            file = path / f"{part}.safetensors"
             _verify(file, index)
             # cloned: load_file maps the file, which a later write removes
             tensors = {name: tensor.clone() for name, tensor in load_file(file).items()}
             fields[field] = unpack(index["trees"][part], tensors)
-    with _readable(path):
         sampling = dict(index["position"])
         position = BatchIndex(epoch=sampling.pop("epoch"), batch=sampling.pop("batch"))
         fields["ranks"] = [RankState.of(rank) for rank in fields["ranks"]]
@@ -183,15 +182,20 @@ def _tidy(directory: Path) -> None:
             _rename(entry, path)
 
 
-def _prune(directory: Path, written: Path, keep: int, found: set[Identity]) -> None:
-    """Remove the older checkpoints among those found, but only complete ones."""
+def _remove_older(
+    directory: Path, keep: int, found: set[Identity], written: Path | None = None
+) -> None:
+    """Remove checkpoints among those found, all but the newest `keep` complete ones. Unless the
+    newest is the one `written` just now, these are verified in every byte: newer checkpoints may be
+    damaged, and the next write may fail."""
     with suppress(CheckpointError, OSError):  # the next write tries again
         paths = [path for path in checkpoints_in(directory) if not path.suffix]  # see _tidy
-        went_back = paths[0] != written  # newer checkpoints may be damaged
-        older = (path for path in paths if _identity(path) in found)
-        complete = [path for path in older if _is_good(path, in_every_byte=went_back)]
-        for path in complete[keep - 1 :]:
-            _remove(path)
+        thorough = paths[:1] != [written]
+        older = [path for path in paths if _identity(path) in found]
+        if len(older) > keep:
+            complete = [path for path in older if _is_good(path, in_every_byte=thorough)]
+            for path in complete[keep:]:
+                _remove(path)
 
 
 def _identity(path: Path) -> Identity:
@@ -214,16 +218,6 @@ def _is_left_behind(entry: Path, host: str, pid: int) -> bool:
         written = max(path.stat().st_mtime for path in (entry, *entry.iterdir()))
         return now - written > ABANDONED_WRITER_SECONDS
     return False
-
-
-def _make_room(directory: Path, keep: int) -> None:
-    """Remove what a killed writer would have removed: otherwise a disk with space for `keep` + 1
-    checkpoints would stay full. The ones kept must be sound, as the next write may fail."""
-    paths = [path for path in checkpoints_in(directory) if not path.suffix]
-    if len(paths) > keep:
-        with suppress(OSError):
-            for path in [path for path in paths if _is_good(path)][keep:]:
-                _remove(path)
 
 
 def checkpoints_in(directory: Path) -> list[Path]:
@@ -291,7 +285,10 @@ class NewerFormat(CheckpointError):
 
 
 def _damaged(path: Path, problem: str) -> CheckpointError:
-    return CheckpointError(f"checkpoint {path} is damaged: {problem}", _OLDER_CHECKPOINT_REMEDY)
+    return CheckpointError(
+        f"checkpoint {path} is damaged: {problem}",
+        "resume from an older checkpoint, or start again without one",
+    )
 
 
 @contextmanager

@@ -330,19 +330,14 @@ def newest(directory: Path) -> tuple[Path, Snapshot] | None:
             return path, saved
     if damages:
         raise damages[0]
-    for file in _models_in(directory):
-        raise CheckpointError(
-            f"{directory} holds {file.relative_to(directory)}, and no checkpoint of a run",
-            "name the folder that was given to run.save, or a new one to start from the beginning",
-        )
+    # Trainers put models into the folder or one level below; killed writers leave hidden folders.
+    for file in (*sorted(directory.glob("*")), *sorted(directory.glob("*/*"))):
+        name = file.relative_to(directory)
+        hidden = any(part.startswith(".") for part in name.parts)
+        if file.suffix in MODEL_FILE_SUFFIXES and not hidden:
+            raise CheckpointError(
+                f"{directory} holds {name}, and no checkpoint of a run",
+                "name the folder that was given to run.save, or a new one to start from the "
+                "beginning",
+            )
     return None
-
-
-def _models_in(directory: Path) -> Iterator[Path]:
-    """Model files in a folder and one level below, where trainers put them; hidden folders are
-    leftovers of killed writers."""
-    for pattern in ("*", "*/*"):
-        for file in sorted(directory.glob(pattern)):
-            hidden = any(part.startswith(".") for part in file.relative_to(directory).parts)
-            if file.suffix in MODEL_FILE_SUFFIXES and not hidden:
-                yield file

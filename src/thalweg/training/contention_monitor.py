@@ -127,13 +127,6 @@ class RateSample(NamedTuple):
     rate: float
 
 
-class LinkDirection(NamedTuple):
-    """The direction of a link: out of a host or a rack, or into it."""
-
-    owner: str
-    direction: str
-
-
 def goodput(rank: int, arrivals: Iterable[Arrival]) -> list[RateSample]:
     """The goodput to this rank by step and peer.
 
@@ -156,27 +149,28 @@ def goodput(rank: int, arrivals: Iterable[Arrival]) -> list[RateSample]:
 
 
 class DirectionRates:
-    """The last rates of NICs, or of uplinks, in each direction."""
+    """The last rates of NICs, or of uplinks, in each direction: out of a host or a rack, or into
+    it."""
 
     def __init__(self) -> None:
-        self._rates: dict[LinkDirection, deque[float]] = defaultdict(
+        self._rates: dict[tuple[str, str], deque[float]] = defaultdict(
             lambda: deque(maxlen=RATE_WINDOW_TURNS)
         )
 
-    def add(self, direction: LinkDirection, rate: float) -> None:
-        self._rates[direction].append(rate)
+    def add(self, owner: str, direction: str, rate: float) -> None:
+        self._rates[owner, direction].append(rate)
 
     def best(self) -> dict[str, float]:
         """The best rate of each owner in the slower of its two directions."""
         slower: dict[str, float] = {}
-        for direction, rates in self._rates.items():
+        for (owner, _), rates in self._rates.items():
             if len(rates) > 1:
-                slower[direction.owner] = min(max(rates), slower.get(direction.owner, inf))
+                slower[owner] = min(max(rates), slower.get(owner, inf))
         return slower
 
     def worst(self, owner: str) -> float:
         """The smallest of the owner's last rates, which can be relied on."""
-        own = (min(rates) for direction, rates in self._rates.items() if direction.owner == owner)
+        own = (min(rates) for (name, _), rates in self._rates.items() if name == owner)
         return min(own, default=0.0)
 
     def median(self) -> float:
@@ -203,20 +197,19 @@ class LinkRateEstimator:
 
     def add(self, seen: RateSample) -> None:
         cluster = self._group.cluster
-        nics = _crossed(cluster.host(seen.source), cluster.host(seen.target))
-        uplinks = _crossed(cluster.rack(seen.source), cluster.rack(seen.target))
-        slow_hosts, slow_racks = dict(self.contended.hosts), dict(self.contended.racks)
-        crosses_slow = any(link.owner in slow_hosts for link in nics) or any(
-            link.owner in slow_racks for link in uplinks
-        )
-        for kind, links, slow in (
-            (self.nics, nics, slow_hosts),
-            (self.uplinks, uplinks, slow_racks),
-        ):
+        path = [
+            (kind, _crossed(owner_of(seen.source), owner_of(seen.target)), dict(slow))
+            for kind, owner_of, slow in (
+                (self.nics, cluster.host, self.contended.hosts),
+                (self.uplinks, cluster.rack, self.contended.racks),
+            )
+        ]
+        crosses_slow = any(owner in slow for _, links, slow in path for owner, _ in links)
+        for kind, links, slow in path:
             explained = crosses_slow and seen.rate < CONTENDED_RATE_RATIO * kind.median()
-            for link in links:
-                if not explained or link.owner in slow:
-                    kind.add(link, seen.rate)
+            for owner, direction in links:
+                if not explained or owner in slow:
+                    kind.add(owner, direction, seen.rate)
 
     def rates(self) -> Rates | None:
         """The rates of all links; None until all hosts were seen."""
@@ -225,11 +218,10 @@ class LinkRateEstimator:
         return None if names - set(nics) else Rates(nics=nics, uplinks=self.uplinks.best())
 
 
-def _crossed(start: Host | Rack, end: Host | Rack) -> list[LinkDirection]:
-    """The directions of links that a path between these crosses; none inside a host or rack."""
-    if start is end:
-        return []
-    return [LinkDirection(start.name, "out"), LinkDirection(end.name, "in")]
+def _crossed(start: Host | Rack, end: Host | Rack) -> list[tuple[str, str]]:
+    """The links that a path between these crosses, by owner and direction; none inside a host or
+    rack."""
+    return [] if start is end else [(start.name, "out"), (end.name, "in")]
 
 
 class ContentionPolicy:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -480,7 +481,11 @@ class RankSession:
         state.load_into(inner(self.model), self.optimizer, self.state)
         self.clock.go_to(state.step)
         self.clock.shared = state.collectives
-        self.data_position.jump(state.position, again=state.settings(self.optimizer, self.state))
+        # What scripts change at the end of an epoch, and not the whole snapshot:
+        settings = self.state, state.optimizer["param_groups"], state.objects
+        self.data_position.jump(
+            state.position, again=partial(load_settings, self.optimizer, *settings)
+        )
         self.data_position.stopping = self.data_position.stopping or state.ended
         self.agreement.effective_count = state.changes
 

@@ -22,18 +22,17 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from time import monotonic, time
+from time import monotonic
 from typing import Any
 
 from thalweg.catalog import parse_plan
 from thalweg.engine.collectives import SEE_OUTPUT_REMEDY, Collectives, RoundCounter
-from thalweg.errors import Interrupted, RunError, RunIsOver, StoreLost, ranks_text
+from thalweg.errors import Interrupted, RunError, RunIsOver, StoreLost
 from thalweg.members.membership import Membership
 from thalweg.members.membership_epoch import (
     MemberPhase,
     MembershipEpoch,
     MemberStatus,
-    departure_text,
 )
 from thalweg.members.world import World
 from thalweg.plan import Plan
@@ -41,7 +40,7 @@ from thalweg.training.factory import fitting
 from thalweg.training.lifecycle import RankSession
 from thalweg.training.plan_context import tree_under_way
 from thalweg.training.plan_state import PlanState, after_member_change, equal_state
-from thalweg.training.rendezvous import LostSamples, MembershipChange
+from thalweg.training.rendezvous import ChangeRecord, LostSamples
 from thalweg.training.snapshot import Snapshot
 from thalweg.training.sources.source import Source
 
@@ -68,20 +67,18 @@ class Recovery:
     def __init__(self, session: RankSession, published: Mapping[str, str]) -> None:
         self._world = world = session.world
         self.membership = world.membership
-        self.on_change: Callable[[MembershipChange], None] = lambda change: None
         self._session = session
         self._published = dict(published)
         self._interruption: _Interruption | None = None  # until the rendezvous
-        self._noticed: float | None = None  # when this rank learnt of the next change
-        self._unawaited: set[int] = set()  # absent ranks that no rank waits for
+        self.changes = ChangeRecord(world.rank, world.membership)
         self._collectives_done = 0  # since the last step
         self._collectives_to_skip = 0.0  # that the other members completed without this rank
         self._stops_at: int | None = None  # the step at which others have stopped already
         self._has_no_state = False  # its own state is void, and no other is loaded yet
         session.on_interrupted = self.mark_step
         if self.membership is not None:
-            self.membership.on_suspected = self._note_absence
-            self.membership.on_recovered = self._note_return
+            self.membership.on_suspected = self.changes.note_absence
+            self.membership.on_recovered = self.changes.note_return
 
     @property
     def membership_epoch(self) -> MembershipEpoch:
@@ -309,7 +306,8 @@ class Recovery:
                 loaded = self._enter_epoch(status, interruption, repeating) or loaded
                 break
         self._interruption = None
-        self._note_epoch(0 if lost_samples is None else self._lost(lost_samples))
+        samples = 0 if lost_samples is None else self._lost(lost_samples)
+        self.changes.note_epoch(self.membership_epoch, session.step, samples)
         return loaded
 
     def _enter_epoch(
@@ -335,7 +333,7 @@ class Recovery:
     def _next_world(self, status: MemberStatus) -> World:
         """The members of the next epoch, at a store that answers."""
         assert self.membership is not None
-        self._noticed = self._noticed or time()
+        self.changes.notice()
         deadline = monotonic() + self._world.timeout
         while True:
             try:
@@ -415,74 +413,6 @@ class Recovery:
             step=session.step,
             position=session.data_position.position,
         )
-
-    # The record of changes
-
-    def _note_epoch(self, samples: int) -> None:
-        """Record that training resumes in this epoch; `samples` were lost."""
-        epoch, step = self.membership_epoch, self._session.step
-        reasons = [departure_text(rank, why) for rank, why in epoch.left.items()]
-        if epoch.joined:
-            reasons.append(f"{ranks_text(epoch.joined)} joined")
-        reason = "; ".join(reasons) or epoch.cause
-        left = tuple(rank for rank in epoch.left if rank not in epoch.joined)
-        self._note(reason, step, left, epoch.joined, self._noticed, samples)
-        self._noticed = None
-        if self._session.rank == epoch.donor:
-            log.warning(
-                "%s: membership epoch %d resumes at step %d with %s",
-                reason,
-                epoch.number,
-                step,
-                ranks_text(epoch.members),
-            )
-
-    def _note_absence(self, rank: int, reason: str) -> None:
-        """Record a suspected rank. The failure detector's thread calls this."""
-        assert self.membership is not None
-        if self.membership.triggers_rendezvous(rank):
-            self._noticed = self._noticed or time()
-            return
-        self._unawaited.add(rank)
-        self._note_without_rendezvous(
-            f"{departure_text(rank, reason)}; no rank waits for it", left=(rank,)
-        )
-
-    def _note_return(self, rank: int) -> None:
-        """Record a recovered rank. The failure detector's thread calls this."""
-        if rank in self._unawaited:
-            self._unawaited.discard(rank)
-            self._note_without_rendezvous(f"rank {rank} recovered", joined=(rank,))
-
-    def _note_without_rendezvous(
-        self, reason: str, left: tuple[int, ...] = (), joined: tuple[int, ...] = ()
-    ) -> None:
-        assert self.membership is not None
-        self._note(reason, self.membership.heartbeat.step, left, joined)
-        if self._world.rank == self.membership_epoch.members[0]:
-            log.warning("%s, at step %d", reason, self.membership.heartbeat.step)
-
-    def _note(
-        self,
-        reason: str,
-        step: int,
-        left: tuple[int, ...],
-        joined: tuple[int, ...],
-        noticed: float | None = None,
-        samples: int = 0,
-    ) -> None:
-        now = time()
-        change = MembershipChange(
-            formation=self.membership_epoch.number,
-            step=step,
-            left=left,
-            joined=joined,
-            reason=reason,
-            noticed=noticed or now,
-            over=now,
-            samples=samples,
-        )
-        self.on_change(change)
 
     # Calls of the failure detector
 

@@ -77,7 +77,7 @@ class Run:
         self._step_hooks = StepHooks(
             session, recovery, self._timer, events, self.safe_point, self._count_step, skips=skips
         )
-        recovery.on_change = lambda change: events.add(
+        recovery.changes.on_change = lambda change: events.add(
             "incident", change.step, change.reason, change
         )
         session.on_entered = self._follow_members

@@ -19,7 +19,6 @@ import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -196,20 +195,15 @@ class Snapshot:
             model.load_state_dict(self.model)
         with loading(optimizer):
             optimizer.load_state_dict(self.optimizer)
-            _raise_if_incomplete(optimizer)
+            # Torch loads the state of another kind of optimizer, too, and fails at the next step.
+            for group in optimizer.param_groups:
+                for name in optimizer.defaults.keys() - group.keys():
+                    raise ValueError(f"it has no {name}")
         if self.step:
             vars(optimizer)["_opt_called"] = True  # otherwise torch's schedulers warn
         for part, state in zip(objects, self.objects, strict=True):
             with loading(part):
                 part.load_state_dict(state)
-
-    def settings(
-        self, optimizer: torch.optim.Optimizer, objects: Sequence[Stateful]
-    ) -> Callable[[], None]:
-        """A function that loads again what scripts change at the end of an epoch, and holds no more
-        than that."""
-        groups, states = self.optimizer["param_groups"], self.objects
-        return partial(load_settings, optimizer, objects, groups, states)
 
 
 def load_settings(
@@ -223,14 +217,6 @@ def load_settings(
         own.update({name: group[name] for name in group if name != "params"})
     for part, state in zip(objects, states, strict=True):
         part.load_state_dict(state)
-
-
-def _raise_if_incomplete(optimizer: torch.optim.Optimizer) -> None:
-    """Raise if the loaded state lacks a setting of this optimizer, as that of another kind does:
-    torch loads it nevertheless, and fails at the next step."""
-    for group in optimizer.param_groups:
-        for name in optimizer.defaults.keys() - group.keys():
-            raise ValueError(f"it has no {name}")
 
 
 def _broadcast_checked(

@@ -1,7 +1,6 @@
 """Transports: messages between ranks over TCP or within a process."""
 
 from thalweg.transports.memory import MemoryNetwork, MemoryTransport
-from thalweg.transports.recorded import RecordedMessage, RecordedTransport
 from thalweg.transports.rejections import RejectionReason
 from thalweg.transports.tcp import TcpTransport
 from thalweg.transports.transport import (
@@ -14,7 +13,7 @@ from thalweg.transports.transport import (
     Sending,
     Transport,
 )
-from thalweg.transports.wrapping import wrapping_transports
+from thalweg.transports.wrapping import RecordedMessage, RecordedTransport, wrapping_transports
 
 __all__ = [
     "SENT",

@@ -22,7 +22,7 @@ import numpy as np
 from torch._C._distributed_c10d import Store
 
 from thalweg.errors import PeerLost
-from thalweg.transports.connection import Received
+from thalweg.transports.connection import EMPTY_ARRAY, Received
 from thalweg.transports.endpoint import Endpoint
 from thalweg.transports.rejections import RejectionReason
 from thalweg.transports.security import SecurityConfig
@@ -33,7 +33,6 @@ from thalweg.transports.wire import Wire
 POST_HEADER_STRUCT = struct.Struct("<BBQIIQ")
 POST_PURPOSE = "post"
 ADDRESS_POLL_SECONDS = 0.02
-EMPTY_PAYLOAD = np.empty(0, np.uint8)
 
 
 class MessageKind(IntEnum):
@@ -111,7 +110,7 @@ class BestEffortTransport:
             return False
         _, kind, step, piece, covered, array = message
         payload = (
-            EMPTY_PAYLOAD if array is None else np.ascontiguousarray(array).reshape(-1).view("u1")
+            EMPTY_ARRAY if array is None else np.ascontiguousarray(array).reshape(-1).view("u1")
         )
         has_array = array is not None
         header = POST_HEADER_STRUCT.pack(kind, has_array, step, piece, covered, payload.nbytes)

@@ -308,10 +308,9 @@ class Endpoint:
         self._drop(handshake.socket)
         if handshake.outbound is not None:
             self._mark_unopened(handshake.outbound, handshake.peer_record)
-        elif isinstance(error, RejectedMessage):
-            self.refused.count(error.why)
         else:
-            self.refused.count(RejectionReason.UNFINISHED)
+            unfinished = RejectionReason.UNFINISHED
+            self.refused.count(error.why if isinstance(error, RejectedMessage) else unfinished)
 
     def _mark_unopened(self, outbound: Outbound, record: PeerRecord | None) -> None:
         """Mark a connection broken that could not be opened, unless the peer has a new record."""

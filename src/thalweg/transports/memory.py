@@ -31,9 +31,6 @@ class MemoryTransport(Inbox):
         self._network.transport(peer).put(address, array.copy(), self.membership_epoch)
         return SENT
 
-    def receive(self, peer: int, label: Label, deadline: float) -> Array:
-        return self.receive_any((Address(peer, label),), deadline)[1]
-
     def check_sends(self) -> None:
         """Do nothing: no message is lost."""
 

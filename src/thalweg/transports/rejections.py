@@ -32,12 +32,8 @@ class RejectionReason(Enum):
     TAMPERED = "messages that were changed, repeated or reordered in the network"
     TOO_LARGE = "messages that don't fit into memory"
 
-    @property
-    def is_suspicious(self) -> bool:
-        return self not in _USUAL_REASONS
 
-
-_USUAL_REASONS = (
+USUAL_REASONS = (
     RejectionReason.STALE,
     RejectionReason.OUTSIDER,
     RejectionReason.TOO_EARLY,
@@ -62,7 +58,7 @@ class RejectionCounter(Counter[RejectionReason]):
             return
         with self._lock:
             self[why] += number
-            logs = why.is_suspicious and monotonic() >= self._quiet_until
+            logs = why not in USUAL_REASONS and monotonic() >= self._quiet_until
             if logs:
                 self._quiet_until = monotonic() + REJECTION_LOG_PERIOD_SECONDS
         if logs:

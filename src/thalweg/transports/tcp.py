@@ -76,15 +76,14 @@ class TcpTransport:
         self._wire = Wire(endpoint, TCP_HEADER_STRUCT.size)
         self.refused: Mapping[RejectionReason, int] = endpoint.refused
         self.wake = self._wire.wake
+        self.use_store = endpoint.use_store
         self._inbox = Inbox(rank, endpoint.refused)
         self._landings: Landings | None = None
         self._in_use = Lock()  # the wire belongs to one thread at a time
-        _keep_freed_memory()
-
-    def use_store(self, store: Store) -> None:
-        """Look peers up in this store from now on, and publish this rank's record there; RunError
-        if it doesn't answer."""
-        self._wire.endpoint.use_store(store)
+        # Every incoming message is allocated. glibc returns large blocks to the kernel at once, and
+        # gets them back page by page, until it has seen a large one freed: free one, so that it
+        # keeps freed memory, up to its own limit.
+        torch.empty(MALLOC_THRESHOLD_BYTES, dtype=torch.uint8)
 
     def send(self, peer: int, label: Label, array: Array, deadline: float) -> Sending:
         payload = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -96,12 +95,9 @@ class TcpTransport:
             if outbound.down_since is not None:
                 self._check_peer(peer)
             while len(outbound.queue) >= MAX_QUEUED_MESSAGES:
-                self._wait_for_room(outbound, label, deadline)
+                self._wait_on(outbound, label, deadline)
             message = self._wire.send(outbound, header, payload.data)
             return SENT if message.done else _Queued(self, outbound, message, label)
-
-    def receive(self, peer: int, label: Label, deadline: float) -> Array:
-        return self.receive_any((Address(peer, label),), deadline)[1]
 
     def receive_any(
         self, wanted: Collection[Address], deadline: float, landings: Landings | None = None
@@ -125,17 +121,8 @@ class TcpTransport:
     ) -> None:
         """Wait until the message was written, or is lost."""
         while not message.done:
-            peer, left = outbound.peer_record.rank, deadline - monotonic()
-            if left <= 0:
-                raise peer_late_error(self.rank, (Address(peer, label),))
             with self._in_use:
-                self._inbox.refuse_if_closed("sends")
-                outbound.awaited = True
-                moved = message.done or self._receive(min(SEND_CHECK_POLL_SECONDS, left))
-                if not moved and peer in self._inbox.members:
-                    self._check_peer(peer)
-            if not moved:
-                self._raise_if_aborted()
+                self._wait_on(outbound, label, deadline, message)
 
     def idle(self, seconds: float) -> None:
         with self._in_use:
@@ -198,16 +185,21 @@ class TcpTransport:
                     peer=peer,
                 )
 
-    def _wait_for_room(self, outbound: Outbound, label: Label, deadline: float) -> None:
+    def _wait_on(
+        self, outbound: Outbound, label: Label, deadline: float, message: Outgoing | None = None
+    ) -> None:
+        """Receive until there is progress on the connection, for a short time at most; not at all
+        if this message is done."""
         self._inbox.refuse_if_closed("sends")
-        peer = outbound.peer_record.rank
-        left = deadline - monotonic()
+        peer, left = outbound.peer_record.rank, deadline - monotonic()
         if left <= 0:
             raise peer_late_error(self.rank, (Address(peer, label),))
         outbound.awaited = True
-        if not self._receive(min(left, SEND_CHECK_POLL_SECONDS)):
+        is_done = message is not None and message.done  # before the connection was awaited
+        if not is_done and not self._receive(min(left, SEND_CHECK_POLL_SECONDS)):
             self._raise_if_aborted()
-            self._check_peer(peer)
+            if peer in self._inbox.members:
+                self._check_peer(peer)
 
     def _receive(self, seconds: float) -> bool:
         """Move arrived messages into the inbox; False if nothing happened in this time."""
@@ -239,10 +231,3 @@ class _Queued:
 
     def wait(self, deadline: float) -> None:
         self.transport.wait_for(self.outbound, self.message, self.label, deadline)
-
-
-def _keep_freed_memory() -> None:
-    """Let the allocator keep freed memory, up to its own limit. Every incoming message is
-    allocated; glibc returns large blocks to the kernel at once, and gets them back page by page,
-    until it has seen a large one freed: free one."""
-    torch.empty(MALLOC_THRESHOLD_BYTES, dtype=torch.uint8)

@@ -11,7 +11,6 @@ Other systems have no such counters, and nothing is measured.
 
 from __future__ import annotations
 
-import os
 import socket
 import struct
 from collections.abc import Iterable, Mapping
@@ -116,8 +115,7 @@ def _moved(
 def _open() -> list[int]:
     """The open descriptors of this process, of whatever kind."""
     try:
-        with os.scandir(DESCRIPTORS_PATH) as entries:
-            return [int(entry.name) for entry in entries]
+        return [int(entry.name) for entry in DESCRIPTORS_PATH.iterdir()]
     except OSError:  # no /proc
         return []
 

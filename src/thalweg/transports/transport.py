@@ -70,14 +70,12 @@ class Transport(Protocol):
         """Submit the array, which must not change until the sending is waited for. Waits only while
         the queue to this peer is full."""
 
-    def receive(self, peer: int, label: Label, deadline: float) -> Array:
-        """The next message under this label; PeerLate if it doesn't arrive by the deadline."""
-
     def receive_any(
         self, wanted: Collection[Address], deadline: float, landings: Landings | None = None
     ) -> tuple[Address, Array]:
-        """The first of these messages to arrive; PeerLate if none arrives by the deadline. Until
-        the next call or the next epoch, `landings` are the targets of payloads."""
+        """The first of these messages to arrive, the oldest of its label; PeerLate if none arrives
+        by the deadline. Until the next call or the next epoch, `landings` are the targets of
+        payloads."""
 
     def enter_epoch(self, epoch: int, members: Collection[int]) -> None:
         """Send and receive as one of these members from now on. Messages of an older epoch are

@@ -43,7 +43,7 @@ def matrices(mixing: Mixing, most: int = 60) -> list[Matrix]:
 @examples(40)
 @given(group=contended())
 def test_tables_of_meetings_are_projections(group: Group) -> None:
-    if shuffle.period(group) > 1000:
+    if shuffle.choose_table(group).period > 1000:
         group = replace(group, contention=None)
     for matrix in matrices(mixing_of(CATALOG.plan("dssync"), group, CATALOG)):
         assert (matrix >= 0).all()

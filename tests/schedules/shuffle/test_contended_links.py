@@ -71,7 +71,7 @@ def test_what_is_kept_apart(given: Group, expected: ContendedLinks) -> None:
     NIC. So four meet all together from an uplink of 1.5/1.33 = 1.125 of the NIC's rate on; three
     racks, the others of a slow one, take 1.33 S as well, two take S, and none nothing."""
     assert given.contended == expected
-    assert shuffle.adopted(given) == expected
+    assert shuffle.choose_table(given).contention == expected
 
 
 @pytest.mark.parametrize(

@@ -264,6 +264,21 @@ def test_who_is_late_under_a_code_follows() -> None:
     assert all(result["plans"][-1] == "tree" for result in results)
 
 
+def test_a_code_is_not_left_while_a_rank_is_absent() -> None:
+    """A plan that waits for all ranks would wait for it."""
+
+    def before(run: Run, rank: int) -> None:
+        time.sleep({"ring": 0.02, "gc(stragglers=1)": 0.01}.get(str(run.plan), 0.0))
+        membership = run._session.world.membership
+        assert membership is not None
+        membership.suspected[SIZE] = 0.0  # no member, so that no heartbeat clears it
+
+    with advice([("gc(stragglers=1)", 1e-5), ("tree", 2e-5), ("ring", SLOW)]):
+        results = on_ranks(SIZE, lambda rank: trained(rank, before=before, steps=40))
+    assert [one[:2] for one in one_value(results, "choices")] == [[FIRST, "gc(stragglers=1)"]]
+    assert all(result["plans"][-1] == "gc(stragglers=1)" for result in results)
+
+
 def test_an_advisor_that_fails_does_not_end_the_training() -> None:
     with patch(
         "thalweg.training.auto.controller.advise", side_effect=ZeroDivisionError("by nothing")

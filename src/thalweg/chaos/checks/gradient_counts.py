@@ -25,6 +25,7 @@ from operator import attrgetter
 
 from thalweg.chaos.history import Commit, Ended, History, Sent, Starved
 from thalweg.chaos.recovery_times import FaultTimes
+from thalweg.facts import grouped
 
 SAMPLE_COUNT_TOLERANCE = 1e-6
 FAULT_LINGER_SECONDS = 3.0  # after recovery, in which a fault may still have effects
@@ -159,10 +160,9 @@ def _is_explained(
 
 def _sent(history: History) -> dict[int, list[tuple[float, int]]]:
     """The gradients that each rank sent: their times and the steps before them, in order."""
-    sent: dict[int, list[tuple[float, int]]] = defaultdict(list)
-    for record in sorted(history.of(Sent), key=attrgetter("time", "step")):
-        sent[record.rank].append((record.time, record.step))
-    return sent
+    in_order = sorted(history.of(Sent), key=attrgetter("time", "step"))
+    sent = grouped((record.rank, (record.time, record.step)) for record in in_order)
+    return defaultdict(list, sent)
 
 
 def _after(commit: Commit) -> str:

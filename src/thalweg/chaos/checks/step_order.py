@@ -11,10 +11,10 @@ history records how many.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
-from thalweg.chaos.history import Commit, History
+from thalweg.chaos.history import History
+from thalweg.facts import grouped
 
 
 def in_order(history: History, *, jumps: bool = False) -> Iterator[str]:
@@ -40,20 +40,18 @@ def in_order(history: History, *, jumps: bool = False) -> Iterator[str]:
 def batches_whole(history: History, batch: int, checksums: Mapping[int, int]) -> Iterator[str]:
     """`checksums` are those of the batches, by step. The first step of an epoch may lack as many
     samples as were recorded as lost with the ranks that left."""
-    lost: dict[int, int] = defaultdict(int)
-    for record in history.named:
-        lost[record.formation] = max(lost[record.formation], record.lost)
-    taken: dict[tuple[int, int], list[Commit]] = defaultdict(list)
-    first: dict[int, int] = {}
-    for commit in history.commits:
-        if commit.began_in == commit.formation:
-            taken[commit.formation, commit.step].append(commit)
-            first[commit.formation] = min(commit.step, first.get(commit.formation, commit.step))
+    lost = grouped((record.formation, record.lost) for record in history.named)
+    taken = grouped(
+        ((commit.formation, commit.step), commit)
+        for commit in history.commits
+        if commit.began_in == commit.formation
+    )
+    first = {epoch: min(steps) for epoch, steps in grouped(taken).items()}
     for (epoch, step), commits in taken.items():
         if len(commits) != len(commits[0].members):
             continue  # one of them failed before it could report
         samples = sum(commit.samples for commit in commits)
-        if step == first[epoch] and 0 < batch - samples <= lost[epoch]:
+        if step == first[epoch] and 0 < batch - samples <= max(lost.get(epoch, [0])):
             continue
         if samples != batch or sum(c.checksum for c in commits) != checksums[step]:
             yield (

@@ -13,12 +13,14 @@ from fractions import Fraction
 from thalweg.catalog import Catalog
 from thalweg.codes import TREE_ROOT, Allocation
 from thalweg.codes.tolerance import Quota, Ranks, Tolerance, chance_of_waiting, quotas, tolerance
+from thalweg.facts import counted
 from thalweg.plan import Plan
 from thalweg.redundancy import allocation_of
+from thalweg.report.tables import fact_lines, range_text
 from thalweg.schedules import Group
 
 LARGEST_DENOMINATOR = 10_000  # of fractions that are written as such
-MAX_LISTED_RANKS = 12
+MAX_LISTED_RANKS = 16
 BEYOND = {
     "wait": "the root waits for them",
     "raise": "the run fails",
@@ -110,7 +112,10 @@ class CodedPlanView:
         if rank not in self.allocation.weights:
             return "computes nothing"
         if self.batch is not None:
-            return ", ".join(_numbers(part) + _times(part.weight) for part in self.samples(rank))
+            return ", ".join(
+                range_text(int(part.start), int(part.stop)) + _times(part.weight)
+                for part in self.samples(rank)
+            )
         return ", ".join(
             f"{fraction_text(part.start)} to {fraction_text(part.stop)}{_times(part.weight)}"
             for part in self.parts(rank)
@@ -118,26 +123,21 @@ class CodedPlanView:
 
     def facts(self) -> list[tuple[str, str]]:
         """Lines on cost and tolerance, each with the name of its kind where a new kind begins."""
-        late, *also_late = self._tolerated_stragglers()
-        stops, *also_stops = self._stops()
-        lines = [
-            ("load", self._load()),
-            ("layers", self._layers()),
-            ("root", self._root()),
-            *([("", str(self.at_root))] if self.at_root is not None else []),
-            ("tolerated stragglers", late),
-            *(("", line) for line in also_late),
-            ("smallest blocking set", stops),
-            *(("", line) for line in also_stops),
-            ("beyond tolerance", BEYOND[self.beyond]),
-            ("rounding", self._rounding()),
-        ]
+        kinds = {
+            "load": [self._load()],
+            "layers": [self._layers()],
+            "root": [self._root(), *([] if self.at_root is None else [str(self.at_root)])],
+            "tolerated stragglers": self._tolerated_stragglers(),
+            "smallest blocking set": self._stops(),
+            "beyond tolerance": [BEYOND[self.beyond]],
+            "rounding": [self._rounding()],
+        }
         if self.straggling is not None and self.waiting is not None:
             least, most = (f"{100 * chance:.3g}" for chance in self.straggling)
             often = f"{most} %" if least == most else f"{least} to {most} %"
             text = f"{100 * self.waiting:.3g} % of the steps, if each worker straggles at {often}"
-            lines.append(("steps that wait", text))
-        return lines
+            kinds["steps that wait"] = [text]
+        return fact_lines(kinds)
 
     def _load(self) -> str:
         loads, number = self.allocation.loads.values(), len(self.allocation.workers)
@@ -152,10 +152,8 @@ class CodedPlanView:
         sizes = [str(len(layer)) for layer in tree.layers()][1:]
         below = sorted({len(tree.children[node]) for node in tree.codes})
         several = f"{below[0]} to {below[-1]}" if len(below) > 1 else str(below[0])
-        who = f"{several} children" if below != [1] else "1 child"
-        parents = len(tree.codes)
-        parents_text = f"{parents} parents of {who} each" if parents > 1 else f"one parent of {who}"
-        return f"{len(sizes)}, of {' + '.join(sizes)} workers; {parents_text}"
+        parents = counted(len(tree.codes), "parent")
+        return f"{len(sizes)}, of {' + '.join(sizes)} workers; {parents} of {several} children each"
 
     def _root(self) -> str:
         host = self.allocation.host
@@ -238,7 +236,7 @@ def needs_text(view: CodedPlanView, node: int) -> str:
 def ranks_text(ranks: Ranks) -> str:
     if len(ranks) <= MAX_LISTED_RANKS:
         return " ".join(map(str, ranks))
-    return f"{' '.join(map(str, ranks[:4]))} ... {ranks[-1]}"
+    return f"{ranks[0]} {ranks[1]} ... {ranks[-1]}"
 
 
 def fraction_text(value: Fraction) -> str:
@@ -252,11 +250,6 @@ def weight_text(weight: float) -> str:
 def _times(weight: float) -> str:
     text = weight_text(weight)
     return "" if text == "1" else f" x{text}"
-
-
-def _numbers(part: BatchPart) -> str:
-    last = part.stop - 1
-    return str(part.start) if last == part.start else f"{part.start}-{last}"
 
 
 def _joined(parts: Iterable[BatchPart]) -> list[BatchPart]:

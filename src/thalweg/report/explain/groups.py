@@ -8,7 +8,7 @@ result. Slow members are written in their own colour.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
 from math import inf, sqrt
@@ -19,7 +19,20 @@ from thalweg.catalog import Catalog
 from thalweg.facts import Rate, Size, Workload, counted, grouped
 from thalweg.plan import Plan
 from thalweg.predict.mixing import MixingSummary, mixing_of, mixing_summary, uplink_traffic
-from thalweg.report.shapes import add, box, dot, facts, legend, line, text_width, tip, words
+from thalweg.report.shapes import (
+    LANE_NAME_PIXELS,
+    RACK_GAP_PIXELS,
+    add,
+    dot,
+    facts,
+    lanes,
+    legend,
+    line,
+    text_width,
+    tip,
+    words,
+)
+from thalweg.report.tables import fact_lines
 from thalweg.schedules import AveragingGroup, ContendedLinks, Group
 from thalweg.schedules.shuffle.contended_links import declared
 from thalweg.steps import compile_step, cycle
@@ -28,7 +41,7 @@ MAX_SHOWN_TURNS = 16
 MAX_MIXED_WORKERS = 128  # matrices of more take long
 MAX_NAMES_PER_LINE = 6
 ONE_VALUE = Workload.of_size(Size.parse("4B"))
-NAMES, COLUMN, LANE, GAP, HEAD = 74, 44, 20, 12, 44
+COLUMN, HEAD = 44, 44
 SLOT, MARGIN = 11, 8  # between lines of one column, and to its left
 GROUP_STYLE = """
 .inside { stroke: var(--c0); fill: var(--c0); } .between { stroke: var(--c2); fill: var(--c2); }
@@ -88,21 +101,46 @@ class Groups:
         """The number of steps of the period that aren't shown."""
         return self.period - len(self.turns) if self.turns else 0
 
-    def is_slow(self, kind: str, name: str) -> bool:
-        return any((member.kind, member.name) == (kind, name) for member in self.contended)
+    @property
+    def slow(self) -> set[str]:
+        """The names of contended racks, and the labels of the ranks of contended hosts."""
+        names = {member.name for member in self.contended}
+        ranks = self.group.ranks
+        hosts = [rank for rank in ranks if self.group.cluster.host(rank).name in names]
+        return names | {rank_label(self.group, rank) for rank in hosts}
 
     def facts(self) -> list[tuple[str, str]]:
         """Lines of text, each with the name of its kind where a new kind begins."""
-        lines = [] if self.mixing is None else _expected(self.mixing)
+        kinds = {} if self.mixing is None else {n: [t] for n, t in _expected(self.mixing).items()}
         if self.uplink_traffic is not None:
             times = f"{self.uplink_traffic:.3g}x the model size"
-            lines.append(("uplinks", f"{times} leaves the busiest rack per step, on average"))
+            kinds["uplinks"] = [f"{times} leaves the busiest rack per step, on average"]
         alike = grouped((str(member), member.name) for member in self.contended)
-        kept = [f"{_few(members)}: {text}" for text, members in alike.items()]
+        kinds["contended"] = [f"{_few(members)}: {text}" for text, members in alike.items()]
         if self.pairs:
-            kept.append("racks average in pairs by turns: uplinks are too slow for all at once")
-        names = ["contended", *[""] * len(kept)]
-        return [*lines, *zip(names, kept, strict=False)]
+            kinds["contended"].append(
+                "racks average in pairs by turns: uplinks are too slow for all at once"
+            )
+        return fact_lines(kinds)
+
+
+def kind_of(group: AveragingGroup) -> str:
+    """The kind of a group, by which it is coloured: a key of `LEGEND`."""
+    if group.lasts > 1:
+        return "window"
+    return "between" if len(group.group.racks) > 1 else "inside"
+
+
+def rank_label(group: Group, rank: int) -> str:
+    return f"rank {rank}, {group.cluster.host(rank).name}"
+
+
+def labelled_racks(group: Group) -> dict[str, dict[int, str]]:
+    """The labels of the ranks of each rack, by its name."""
+    return {
+        group.cluster.rack(rack[0]).name: {rank: rank_label(group, rank) for rank in rack}
+        for rack in group.racks
+    }
 
 
 def _few(members: list[str]) -> str:
@@ -189,34 +227,30 @@ def _longest(group: Group, host: str, turns: tuple[tuple[AveragingGroup, ...], .
     )
 
 
-def _expected(summary: MixingSummary) -> list[tuple[str, str]]:
+def _expected(summary: MixingSummary) -> dict[str, str]:
     if not summary.connected:
-        return [
-            (
-                "connected",
-                "no: some workers never mix, and their replicas drift apart without bound",
-            )
-        ]
-    steps = f"{summary.period} steps" if summary.period > 1 else "1 step"
+        return {
+            "connected": "no: some workers never mix, and their replicas drift apart without bound"
+        }
+    steps = counted(summary.period, "step")
     part = (
         f", of which the first {summary.looked_at} are"
         if summary.looked_at < summary.period
         else ""
     )
     pause = summary.longest_pause
-    return [
-        ("connected", "yes: every update reaches all workers"),
-        ("contraction", _contraction(summary)),
-        ("spectral gap", f"{summary.gap:.3f} over {steps}{part}; by singular values "
-         f"{summary.sigma_gap:.3f}"),
-        (
-            "expected drift",
-            f"{sqrt(summary.drift):.2f} of one step's noise (variance {summary.drift:.2f}); before "
-            f"averaging {sqrt(summary.drift_before):.2f} ({summary.drift_before:.2f})",
-        ),
-        ("longest pause", "no groups" if pause is None else
-         f"{counted(pause, 'step')} between two groups of a worker"),
-    ]  # fmt: skip
+    return {
+        "connected": "yes: every update reaches all workers",
+        "contraction": _contraction(summary),
+        "spectral gap": f"{summary.gap:.3f} over {steps}{part}; by singular values "
+        f"{summary.sigma_gap:.3f}",
+        "expected drift": f"{sqrt(summary.drift):.2f} of one step's noise (variance "
+        f"{summary.drift:.2f}); before averaging {sqrt(summary.drift_before):.2f} "
+        f"({summary.drift_before:.2f})",
+        "longest pause": "no groups"
+        if pause is None
+        else f"{counted(pause, 'step')} between two groups of a worker",
+    }
 
 
 def _contraction(summary: MixingSummary) -> str:
@@ -236,49 +270,34 @@ def draw_groups(parent: ET.Element, view: Groups, top: int) -> int:
 
 
 def _draw_turns(parent: ET.Element, view: Groups, top: int) -> int:
-    group, steps = view.group, len(view.turns)
+    steps, slow, racks = len(view.turns), view.slow, labelled_racks(view.group)
     words(parent, 16, top + 18, "Averaging groups of one period")
     if view.left_out:
         words(parent, 220, top + 18, f"the first {steps} of {view.period} steps", "faint")
-    names = {rank: f"rank {rank}, {group.cluster.host(rank).name}" for rank in group.ranks}
-    lanes: dict[int, int] = {}
-    y = top + HEAD + 4
-    for rack in group.racks:
-        lanes |= {rank: y + LANE * row + LANE // 2 for row, rank in enumerate(rack)}
-        y += LANE * len(rack) + GAP
-    columns = [list(_slots(turn, lanes)) for turn in view.turns]
-    slots = max(slot for column in columns for slot, _ in column) if any(columns) else 0
-    left = NAMES + max(map(text_width, names.values())) + 22
+    rows = {rank: row for row, rank in enumerate(view.group.order)}
+    columns = [list(_slots(turn, rows)) for turn in view.turns]
+    slots = max((slot for column in columns for slot, _ in column), default=0)
+    labels = [label for ranks in racks.values() for label in ranks.values()]
+    left = LANE_NAME_PIXELS + max(map(text_width, labels)) + 22
     xs = [left + max(COLUMN, 2 * MARGIN + SLOT * (1 + slots)) * step for step in range(steps + 1)]
-    for rack in group.racks:
-        box(parent, 8, lanes[rack[0]] - LANE // 2, xs[-1], LANE * len(rack), "rack")
-        name = group.cluster.rack(rack[0]).name
-        tint = "slow" if view.is_slow("rack", name) else "faint"
-        words(parent, 14, lanes[rack[0]] + 5, name, tint)
-    for rank, height in lanes.items():
-        tint = "slow" if view.is_slow("host", group.cluster.host(rank).name) else ""
-        words(parent, NAMES, height + 5, names[rank], tint)
+    middles, y = lanes(parent, racks, top + HEAD + 4, xs[-1], slow)
     words(parent, left - 34, top + HEAD - 4, "step", "faint")
     for step, (x, column) in enumerate(zip(xs, columns, strict=False)):
-        line(parent, x - 2, top + HEAD + 4, x - 2, y - GAP, "column")
+        line(parent, x - 2, top + HEAD + 4, x - 2, y - RACK_GAP_PIXELS, "column")
         words(parent, x + MARGIN - 3, top + HEAD - 4, str(step), "faint")
-        for slot, averaging_group in column:
-            until = xs[min(step + averaging_group.lasts, steps)] - 10
-            heights = sorted(lanes[rank] for rank in averaging_group.ranks)
+        for slot, group in column:
+            until = min(step + group.lasts, steps)
+            heights = sorted(middles[rank] for rank in group.ranks)
             drawn = _draw_group(
-                parent, _kind(view, averaging_group), heights, x + MARGIN + SLOT * slot, until
+                parent, kind_of(group), heights, x + MARGIN + SLOT * slot, xs[until] - 10
             )
-            tip(drawn, _tip(step, averaging_group))
-    there = {_kind(view, averaging_group) for turn in view.turns for averaging_group in turn}
+            last = step + group.lasts - 1
+            when = f"step {step}" if last == step else f"steps {step} to {last}"
+            tip(drawn, f"{when}: ranks {' '.join(map(str, group.ranks))}")
+    there = {kind_of(group) for turn in view.turns for group in turn}
     entries = [(f"joins {kind}", meaning) for kind, meaning in LEGEND.items() if kind in there]
     legend(parent, y + 24, entries)
     return y + 32
-
-
-def _kind(view: Groups, group: AveragingGroup) -> str:
-    if group.lasts > 1:
-        return "window"
-    return "between" if len(view.group.subgroup(group.ranks).racks) > 1 else "inside"
 
 
 def _draw_group(
@@ -293,22 +312,13 @@ def _draw_group(
     return drawn
 
 
-def _tip(step: int, group: AveragingGroup) -> str:
-    last = step + group.lasts - 1
-    when = f"step {step}" if last == step else f"steps {step} to {last}"
-    return f"{when}: ranks {' '.join(map(str, group.ranks))}"
-
-
 def _slots(
-    turn: tuple[AveragingGroup, ...], lanes: dict[int, int]
+    turn: tuple[AveragingGroup, ...], rows: Mapping[int, int]
 ) -> Iterator[tuple[int, AveragingGroup]]:
     """The lines of one column, side by side where they would overlap, the longest last."""
     taken: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
-    spans = []
-    for group in turn:
-        heights = [lanes[rank] for rank in group.ranks]
-        spans.append((min(heights), max(heights), group))
-    for low, high, group in sorted(spans, key=lambda span: span[1] - span[0]):
+    spans = [(sorted(rows[rank] for rank in group.ranks), group) for group in turn]
+    for (low, *_, high), group in sorted(spans, key=lambda span: span[0][-1] - span[0][0]):
         slot = next(n for n in count() if all(high < a or low > b for a, b in taken[n]))
         taken[slot].append((low, high))
         yield slot, group

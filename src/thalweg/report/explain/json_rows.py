@@ -18,7 +18,7 @@ and the texts of its promise:
 
 Rows have one of three shapes, of which two are of kind `worker`:
 
-    round                   one round of one group, with all its messages (`_round_rows`)
+    round                   one round of one group, with all its messages (`_round_row`)
     worker, under a code    the parts of the batch that it computes (`_coded_worker_row`)
     worker, without rounds  the bytes that it sends and receives (`_async_worker_row`)
 """
@@ -33,6 +33,8 @@ from thalweg.codes import TREE_ROOT
 from thalweg.report.explain.coded_plan import BatchPart, CodedPlanView
 from thalweg.report.explain.groups import Groups
 from thalweg.report.explain.step_view import AsyncPlanView, Explanation, Scene
+from thalweg.schedules import Traffic
+from thalweg.steps import Round
 
 Entries = dict[str, Any]
 WHEN_READY, AFTER_OPTIMIZER = "when the bucket is ready", "after the optimizer step"
@@ -83,7 +85,7 @@ def settings(explanation: Explanation) -> Entries:
             "root": messages.root,
             "up_bytes": messages.up_nbytes,
             "down_bytes": messages.down_nbytes,
-            "story": dict(messages.story),
+            "story": messages.story,
         }
     return common
 
@@ -118,51 +120,53 @@ def _mixing(groups: Groups) -> Entries | None:
 
 def rows(explanation: Explanation) -> list[Entries]:
     """The rows of the JSON document: first of rounds, then of workers."""
-    entries = [row for scene in explanation.scenes for row in _round_rows(explanation, scene)]
+    entries = [
+        _round_row(explanation, scene, round_)
+        for scene in explanation.scenes
+        for round_ in scene.rounds
+    ]
     if (view := explanation.coded) is not None:
         entries += [_coded_worker_row(view, rank) for rank in view.allocation.workers]
     if (messages := explanation.async_plan) is not None:
-        entries += [_async_worker_row(messages, rank) for rank in explanation.group.order]
+        entries += [
+            _async_worker_row(messages, explanation.traffic, rank)
+            for rank in explanation.group.order
+        ]
     return entries
 
 
-def _round_rows(explanation: Explanation, scene: Scene) -> list[Entries]:
-    """A row for each round: its group, its payload, and every message with its time slot. Numbers
+def _round_row(explanation: Explanation, scene: Scene, round_: Round) -> Entries:
+    """A row for one round: its group, its payload, and every message with its time slot. Numbers
     of moves and of slots are those of all rounds that run at the same time; there are no slots if
     the moves of many workers weren't drawn. `chunks` of a move are the first and the one after the
     last; `then` is what the recipient does with them."""
-    entries = []
-    for round_ in scene.rounds:
-        members = set(round_.group.ranks)
-        entries.append(
+    members = set(round_.group.ranks)
+    return {
+        "kind": "round",
+        "step": explanation.step,
+        "when": AFTER_OPTIMIZER if explanation.plan.averages_parameters else WHEN_READY,
+        "bucket": scene.bucket,
+        "payload": round_.payload.name,
+        "bytes": round_.payload.nbytes,
+        "group": list(round_.group.order),
+        "schedule": round_.schedule.name,
+        "postcondition": round_.schedule.after.text,
+        "chunks": len(round_.schedule.sizes),
+        "sequential_moves": scene.sequential_moves,
+        "beats": len(scene.slots),
+        "moves": [
             {
-                "kind": "round",
-                "step": explanation.step,
-                "when": AFTER_OPTIMIZER if explanation.plan.averages_parameters else WHEN_READY,
-                "bucket": scene.bucket,
-                "payload": round_.payload.name,
-                "bytes": round_.payload.nbytes,
-                "group": list(round_.group.order),
-                "schedule": round_.schedule.name,
-                "postcondition": round_.schedule.after.text,
-                "chunks": len(round_.schedule.sizes),
-                "sequential_moves": scene.sequential_moves,
-                "beats": len(scene.slots),
-                "moves": [
-                    {
-                        "beat": slot,
-                        "from": message.source,
-                        "to": message.target,
-                        "chunks": [message.start, message.stop],
-                        "then": kind.value,
-                    }
-                    for slot, arrows in enumerate(scene.slots, start=1)
-                    for message, kind in arrows
-                    if message.source in members
-                ],
+                "beat": slot,
+                "from": message.source,
+                "to": message.target,
+                "chunks": [message.start, message.stop],
+                "then": kind.value,
             }
-        )
-    return entries
+            for slot, arrows in enumerate(scene.slots, start=1)
+            for message, kind in arrows
+            if message.source in members
+        ],
+    }
 
 
 def _code(view: CodedPlanView) -> Entries:
@@ -224,15 +228,15 @@ def _coded_worker_row(view: CodedPlanView, rank: int) -> Entries:
     }
 
 
-def _async_worker_row(messages: AsyncPlanView, rank: int) -> Entries:
+def _async_worker_row(messages: AsyncPlanView, traffic: Traffic, rank: int) -> Entries:
     """A worker of a plan without rounds: the root that it answers, None if it is the root itself,
     and its traffic in one step of every worker."""
     return {
         "kind": "worker",
         "rank": rank,
         "answers": messages.root if rank != messages.root else None,
-        "sends": messages.traffic.sent[rank],
-        "receives": messages.traffic.received[rank],
+        "sends": traffic.sent[rank],
+        "receives": traffic.received[rank],
     }
 
 

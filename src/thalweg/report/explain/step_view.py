@@ -8,6 +8,7 @@ worker is one gradient up and one answer down.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
 
@@ -22,6 +23,7 @@ from thalweg.schedules import (
     Arrow,
     Group,
     MoveKind,
+    Schedule,
     SlotTimeline,
     Traffic,
     check,
@@ -46,7 +48,6 @@ class Scene:
     rounds: tuple[Round, ...]
     slots: tuple[tuple[Arrow, ...], ...]
     sequential_moves: int | None
-    traffic: Traffic
 
     @property
     def ranks_by_rack(self) -> tuple[tuple[int, ...], ...]:
@@ -63,24 +64,17 @@ class Explanation:
     workload: Workload
     step: int
     scenes: tuple[Scene, ...]
+    traffic: Traffic  # of all rounds, or of one step of every worker if there are no rounds
     uncompressed_seconds: float | None  # of the same plan without its compressor
     groups: Groups | None = None  # where replicas differ
     coded: CodedPlanView | None = None
     async_plan: AsyncPlanView | None = None  # instead of scenes
 
     @property
-    def traffic(self) -> Traffic:
-        """The traffic of all rounds, or of one step of every worker if there are no rounds."""
-        if self.async_plan is not None:
-            return self.async_plan.traffic
-        return together(scene.traffic for scene in self.scenes)
-
-    @property
     def sequential_moves(self) -> int | None:
-        if self.async_plan is not None:
-            return None
         numbers = [scene.sequential_moves for scene in self.scenes]
-        return None if None in numbers else sum(number or 0 for number in numbers)
+        unknown = None in numbers or self.async_plan is not None
+        return None if unknown else sum(number or 0 for number in numbers)
 
     def slowest_link(self) -> tuple[Link, float] | None:
         """The link that takes longest for its bytes, and how long at its full rate."""
@@ -105,9 +99,10 @@ def explain(
     if is_async_plan(plan):
         messages = async_plan_view(plan, group, workload, step, catalog)
     else:
-        scenes = _scenes(compile_step(plan, group, workload, step, catalog), plan, group)
-        if view is not None:
-            view = replace(view, at_root=_at_root(view, scenes, workload))
+        scenes = _scenes(plan, compile_step(plan, group, workload, step, catalog))
+    total = _traffic(plan, group, workload, step, catalog)
+    if view is not None and scenes:
+        view = replace(view, at_root=_at_root(view, scenes, workload, total))
     if plan.precision is not None:
         plain = replace(plan, precision=None)
         slowest = _slowest_link(_traffic(plain, group, workload, step, catalog), group)
@@ -118,30 +113,27 @@ def explain(
         workload=workload,
         step=step,
         scenes=scenes,
+        traffic=total,
         uncompressed_seconds=slowest[1] if slowest else None,
-        groups=groups_of(plan, group, catalog) if messages is None else None,
-        coded=view if messages is None else None,
+        groups=groups_of(plan, group, catalog),
+        coded=view,
         async_plan=messages,
     )
 
 
 def _at_root(
-    view: CodedPlanView, scenes: tuple[Scene, ...], workload: Workload
-) -> RootTraffic | None:
+    view: CodedPlanView, scenes: tuple[Scene, ...], workload: Workload, total: Traffic
+) -> RootTraffic:
     host = view.allocation.host
-    schedules = [round_.schedule for scene in scenes for round_ in scene.rounds]
-    if not schedules:
-        return None
-    sent = {MoveKind.SEND: 0, MoveKind.ANSWER: 0}
-    for schedule in schedules:
+    sent = Counter[MoveKind]()
+    for schedule in (round_.schedule for scene in scenes for round_ in scene.rounds):
         for move in schedule.moves(host):
-            if move.kind.sends:
-                sent[move.kind] += schedule.span_bytes(move)
+            sent[move.kind] += schedule.span_bytes(move)
     return RootTraffic(
         data=workload.nbytes,
         results=sent[MoveKind.SEND],
         answers=sent[MoveKind.ANSWER],
-        received=sum(scene.traffic.received[host] for scene in scenes),
+        received=total.received[host],
     )
 
 
@@ -156,22 +148,18 @@ def first_step(plan: Plan) -> int:
     return 0 if plan.cadence.inside else plan.cadence.every - 1
 
 
-def _scenes(compiled: Step, plan: Plan, group: Group) -> tuple[Scene, ...]:
+def _scenes(plan: Plan, compiled: Step) -> tuple[Scene, ...]:
     """The scenes of this step; a schedule that several buckets share is checked only once."""
-    slots: dict[int, SlotTimeline] = {}
-    nbytes: dict[int, Traffic] = {}
-    for round_ in compiled.rounds:
-        schedule = round_.schedule
-        if id(schedule) not in nbytes:
-            check(schedule)
-            nbytes[id(schedule)] = traffic(schedule, group.cluster)
-            if len(schedule.ranks) <= MAX_DRAWN_WORKERS:
-                slots[id(schedule)] = timeline(schedule)
+    timelines: dict[int, SlotTimeline] = {}
+    for key, schedule in _distinct(compiled.rounds).items():
+        check(schedule)
+        if len(schedule.ranks) <= MAX_DRAWN_WORKERS:
+            timelines[key] = timeline(schedule)
     scenes = []
     for bucket, rounds in compiled.concurrent:
         names = " and ".join(sorted({round_.schedule.name for round_ in rounds}))
         keys = [id(round_.schedule) for round_ in rounds]
-        lines = [slots[key] for key in keys if key in slots]
+        lines = [timelines[key] for key in keys if key in timelines]
         merged = zip_longest(*(line.slots for line in lines), fillvalue=())
         scene = Scene(
             title=f"bucket {bucket}: {rounds[0].payload.name} of {plan.averaged}, by {names}",
@@ -179,19 +167,21 @@ def _scenes(compiled: Step, plan: Plan, group: Group) -> tuple[Scene, ...]:
             rounds=tuple(rounds),
             slots=tuple(tuple(chain.from_iterable(slot)) for slot in merged),
             sequential_moves=max((line.sequential_moves for line in lines), default=None),
-            traffic=together(nbytes[key] for key in keys),
         )
         scenes.append(scene)
     return tuple(scenes)
 
 
+def _distinct(rounds: Iterable[Round]) -> dict[int, Schedule]:
+    """The schedules of these rounds by identity: equal buckets share theirs."""
+    return {id(round_.schedule): round_.schedule for round_ in rounds}
+
+
 def _traffic(plan: Plan, group: Group, workload: Workload, step: int, catalog: Catalog) -> Traffic:
-    """The traffic of a plan whose schedules needn't be checked."""
     if is_async_plan(plan):
-        return async_plan_view(plan, group, workload, step, catalog).traffic
+        return _async_traffic(group, async_plan_view(plan, group, workload, step, catalog))
     rounds = compile_step(plan, group, workload, step, catalog).rounds
-    shared = {id(round_.schedule): round_.schedule for round_ in rounds}  # by equal buckets
-    nbytes = {key: traffic(schedule, group.cluster) for key, schedule in shared.items()}
+    nbytes = {key: traffic(each, group.cluster) for key, each in _distinct(rounds).items()}
     return together(nbytes[id(round_.schedule)] for round_ in rounds)
 
 
@@ -207,13 +197,12 @@ def _slowest_link(link_traffic: Traffic, group: Group) -> tuple[Link, float] | N
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AsyncPlanView:
-    """The messages of a plan without rounds; `story` has a line with a name for each kind."""
+    """The messages of a plan without rounds; `story` has a text for the name of each kind."""
 
     root: int
     up_nbytes: int  # per step of one worker
     down_nbytes: int
-    story: tuple[tuple[str, str], ...]
-    traffic: Traffic
+    story: dict[str, str]
 
 
 def is_async_plan(plan: Plan) -> bool:
@@ -225,19 +214,14 @@ def async_plan_view(
 ) -> AsyncPlanView:
     root = root_of(plan, group, catalog)
     assert root is not None
-    up = _compressed(plan, workload, step, catalog)
-    down = workload.nbytes
     staleness = plan.cadence.staleness
-    if staleness is None:
-        story = _compensated(fastest(plan, group.size), group.size, root)
-    else:
-        story = _asynchronous(staleness, root)
     return AsyncPlanView(
         root=root,
-        up_nbytes=up,
-        down_nbytes=down,
-        story=tuple(story.items()),
-        traffic=_async_traffic(group, root, up, down),
+        up_nbytes=_compressed(plan, workload, step, catalog),
+        down_nbytes=workload.nbytes,
+        story=_compensated(fastest(plan, group.size), group.size, root)
+        if staleness is None
+        else _asynchronous(staleness, root),
     )
 
 
@@ -281,14 +265,13 @@ def _compressed(plan: Plan, workload: Workload, step: int, catalog: Catalog) -> 
     )
 
 
-def _async_traffic(group: Group, root: int, up: int, down: int) -> Traffic:
+def _async_traffic(group: Group, view: AsyncPlanView) -> Traffic:
+    root, up, down = view.root, view.up_nbytes, view.down_nbytes
     others = [rank for rank in group.ranks if rank != root]
-    links: Counter[Link] = Counter()
+    links = Counter[Link]()
     for rank in others:
-        for link in group.cluster.path(rank, root):
-            links[link] += up
-        for link in group.cluster.path(root, rank):
-            links[link] += down
+        links.update(dict.fromkeys(group.cluster.path(rank, root), up))
+        links.update(dict.fromkeys(group.cluster.path(root, rank), down))
     return Traffic(
         sent={root: len(others) * down, **dict.fromkeys(others, up)},
         received={root: len(others) * up, **dict.fromkeys(others, down)},

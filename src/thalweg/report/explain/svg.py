@@ -30,6 +30,7 @@ from thalweg.report.shapes import (
     document_text,
     dot,
     facts,
+    lanes,
     legend,
     line,
     text_width,
@@ -38,7 +39,7 @@ from thalweg.report.shapes import (
 )
 from thalweg.schedules import Arrow, MoveKind
 
-LEFT, TOP, LINE, GAP = 130, 64, 26, 18
+LEFT, TOP = 130, 64
 WIDEST_SLOT, NARROWEST_SLOT, SCENE_WIDTH_PIXELS = 44, 6, 1600
 MAX_DRAWN_SLOTS = 400
 MAX_DRAWN_ARROWS = 6000
@@ -114,18 +115,14 @@ def _draw_scene(root: ET.Element, scene: Scene, slots: Slots, top: int) -> int:
     right = LEFT + wide * len(slots)
     shown = f" (slots 1 to {len(slots)} of {len(scene.slots)})"
     words(root, 16, top + 20, scene.title + (shown if len(slots) < len(scene.slots) else ""))
-    lanes: dict[int, int] = {}
-    y = top + 34
     cluster = scene.rounds[0].group.cluster
-    for rack in scene.ranks_by_rack:
-        box(root, 8, y, right + 12, LINE * len(rack), "rack")
-        words(root, 14, y + LINE // 2 + 4, cluster.rack(rack[0]).name, "faint")
-        for rank in rack:
-            lanes[rank] = y + LINE // 2
-            words(root, 74, lanes[rank] + 4, f"rank {rank}")
-            line(root, LEFT, lanes[rank], right, lanes[rank], "lane")
-            y += LINE
-        y += GAP
+    racks = {
+        cluster.rack(rack[0]).name: {rank: f"rank {rank}" for rank in rack}
+        for rack in scene.ranks_by_rack
+    }
+    middles, y = lanes(root, racks, top + 34, right + 12)
+    for middle in middles.values():
+        line(root, LEFT, middle, right, middle, "lane")
     for slot in range(0, len(slots), ceil(24 / wide)):
         words(root, LEFT + wide * slot + wide // 2 - 4, y + 4, str(slot + 1), "faint")
     total = sum(map(len, slots))
@@ -137,11 +134,11 @@ def _draw_scene(root: ET.Element, scene: Scene, slots: Slots, top: int) -> int:
         x2 = x1 + wide - 2 * (wide // 10)
         for arrow in arrows:
             (source, target, start, stop, _), kind = arrow
-            ends = (x1, lanes[source], x2, lanes[target])
+            ends = (x1, middles[source], x2, middles[target])
             if _first(arrow):
                 name = f"arrow {kind.name} first"
                 drawn = line(front, *ends, name)
-                dot(front, x2, lanes[target], 3, name).set("fill", "none")
+                dot(front, x2, middles[target], 3, name).set("fill", "none")
             elif total <= MAX_DRAWN_ARROWS:
                 drawn = line(behind, *ends, f"arrow {kind.name}")
             else:
@@ -277,4 +274,4 @@ def _draw_async_plan(
         ("root", f"the root, in rank {view.root}"),
     ]
     legend(parent, y, entries)
-    return facts(parent, y + 6, view.story)
+    return facts(parent, y + 6, view.story.items())

@@ -18,8 +18,9 @@ from rich.text import Text
 from thalweg.catalog import Guarantee
 from thalweg.facts import Link, Workload, about
 from thalweg.plan import Plan
+from thalweg.report.explain.coded_plan import ranks_text
 from thalweg.report.explain.coded_plan_terminal import coded_tree
-from thalweg.report.explain.groups import Groups
+from thalweg.report.explain.groups import Groups, kind_of, labelled_racks
 from thalweg.report.explain.step_view import (
     MAX_DRAWN_WORKERS,
     Explanation,
@@ -27,8 +28,8 @@ from thalweg.report.explain.step_view import (
     first_step,
     members_text,
 )
-from thalweg.report.tables import named, table_of
-from thalweg.schedules import Arrow, AveragingGroup, Group, Message, MoveKind
+from thalweg.report.tables import named, range_text, table_of
+from thalweg.schedules import Arrow, AveragingGroup, Group, MoveKind
 
 SIGNS = {MoveKind.ADD: "+", MoveKind.COPY: "=", MoveKind.QUORUM: "*"}
 STYLES = {MoveKind.ADD: "blue", MoveKind.COPY: "green", MoveKind.QUORUM: "yellow"}
@@ -37,7 +38,8 @@ SLOT_WIDTH, CELL_WIDTH = 6, 9
 MAX_RANK_COLUMNS = 16  # and rows
 MAX_GROUP_LINES = 64
 CELL, LABELS = 3, 30  # characters
-BETWEEN, INSIDE, LASTING = "bold yellow", "blue", "magenta"
+CONTENDED = "magenta"
+GROUP_STYLES = {"inside": "blue", "between": "bold yellow", "window": CONTENDED}
 
 
 def render(explanation: Explanation, most_slots: int, width: int) -> Iterator[RenderableType]:
@@ -49,7 +51,7 @@ def render(explanation: Explanation, most_slots: int, width: int) -> Iterator[Re
     if explanation.coded is not None:
         yield coded_tree(explanation.coded)
     if explanation.async_plan is not None:
-        yield Block(Text("\nMessages", style="bold"), named(explanation.async_plan.story))
+        yield Block(Text("\nMessages", style="bold"), named(explanation.async_plan.story.items()))
     elif not explanation.scenes:
         usual = first_step(explanation.plan)
         yield Text(f"\nNo communication at step {explanation.step}; try --step {usual}.")
@@ -127,28 +129,26 @@ def _columns(scene: Scene, shown: tuple[tuple[Arrow, ...], ...]) -> RenderableTy
 
 
 def _lines(shown: tuple[tuple[Arrow, ...], ...]) -> RenderableType:
-    table = Table(box=None, padding=(0, 1))
-    table.add_column("slot", justify="right")
-    table.add_column("messages")
-    for slot, arrows in enumerate(shown, start=1):
-        parts = [_move(arrow.message, arrow.kind) for arrow in arrows[:MAX_RANK_COLUMNS]]
-        left = len(arrows) - len(parts)
-        table.add_row(str(slot), "  ".join(parts) + (f"  and {left} more" if left else ""))
-    return table
+    columns: dict[str, Callable[[tuple[int, tuple[Arrow, ...]]], str]] = {
+        ">slot": lambda row: str(row[0]),
+        "messages": lambda row: _moves_text(row[1]),
+    }
+    return table_of(enumerate(shown, start=1), columns)
+
+
+def _moves_text(arrows: tuple[Arrow, ...]) -> str:
+    parts = [
+        f"{message.source}>{message.target}:{SIGNS[kind]}{range_text(message.start, message.stop)}"
+        for message, kind in arrows[:MAX_RANK_COLUMNS]
+    ]
+    left = len(arrows) - len(parts)
+    return "  ".join(parts) + (f"  and {left} more" if left else "")
 
 
 def _cell(arrow: Arrow) -> Text:
-    text = f"{SIGNS[arrow.kind]}{_span(arrow.message)}<{arrow.message.source}"
-    return Text(text, style=STYLES[arrow.kind])
-
-
-def _move(message: Message, kind: MoveKind) -> str:
-    return f"{message.source}>{message.target}:{SIGNS[kind]}{_span(message)}"
-
-
-def _span(message: Message) -> str:
-    last = message.stop - 1
-    return str(message.start) if last == message.start else f"{message.start}-{last}"
+    message, kind = arrow
+    text = f"{SIGNS[kind]}{range_text(message.start, message.stop)}<{message.source}"
+    return Text(text, style=STYLES[kind])
 
 
 def _rounds(explanation: Explanation) -> RenderableType:
@@ -176,7 +176,7 @@ def _known(scene: Scene, number: int | None) -> str:
 
 
 def _groups_text(scene: Scene) -> str:
-    groups = ["{" + _listed(round_.group.order) + "}" for round_ in scene.rounds]
+    groups = ["{" + ranks_text(round_.group.order) + "}" for round_ in scene.rounds]
     more = f"  and {len(groups) - 4} more" if len(groups) > 4 else ""
     return "  ".join(groups[:4]) + more
 
@@ -252,12 +252,6 @@ def _closing(explanation: Explanation) -> RenderableType:
     return Text("\n".join(lines))
 
 
-def _listed(ranks: tuple[int, ...]) -> str:
-    if len(ranks) <= MAX_RANK_COLUMNS:
-        return " ".join(map(str, ranks))
-    return f"{ranks[0]} {ranks[1]} ... {ranks[-1]}"
-
-
 def groups_table(view: Groups, width: int) -> RenderableType:
     title = Text("\nAveraging groups of one period", style="bold")
     many = view.group.size > MAX_GROUP_LINES
@@ -273,26 +267,20 @@ def groups_table(view: Groups, width: int) -> RenderableType:
 
 
 def _grid(view: Groups, shown: int) -> RenderableType:
-    cells = _cells(view, shown)
+    cells, slow = _cells(view, shown), view.slow
     table = Table.grid(padding=(0, 2))
     for _ in range(3):
         table.add_column(no_wrap=True)
     header = "".join(str(step).ljust(CELL) for step in range(shown))
     table.add_row("", Text("step", style="bold"), Text(header, style="bold"))
-    for rack in view.group.racks:
-        name = view.group.cluster.rack(rack[0]).name
-        for rank in rack:
-            host = view.group.cluster.host(rank).name
+    for rack, labels in labelled_racks(view.group).items():
+        for number, (rank, label) in enumerate(labels.items()):
             table.add_row(
-                Text(name if rank == rack[0] else "", style=_tint(view, "rack", name)),
-                Text(f"rank {rank}, {host}", style=_tint(view, "host", host)),
+                Text("" if number else rack, style=CONTENDED if rack in slow else ""),
+                Text(label, style=CONTENDED if label in slow else ""),
                 Text.assemble(*(cells.get((rank, step), ".".ljust(CELL)) for step in range(shown))),
             )
     return table
-
-
-def _tint(view: Groups, kind: str, name: str) -> str:
-    return LASTING if view.is_slow(kind, name) else ""
 
 
 def _cells(view: Groups, shown: int) -> dict[tuple[int, int], Text]:
@@ -305,9 +293,8 @@ def _cells(view: Groups, shown: int) -> dict[tuple[int, int], Text]:
         for group in turn:
             letter = next(free, "z")
             until[letter] = step + group.lasts
-            between = len(view.group.subgroup(group.ranks).racks) > 1
-            style = LASTING if group.lasts > 1 else BETWEEN if between else INSIDE
-            line = letter.upper() if between else letter
+            style = GROUP_STYLES[kind_of(group)]
+            line = letter.upper() if len(group.group.racks) > 1 else letter
             if group.lasts > 1:
                 line += "─" * (CELL * group.lasts - 2)
             for rank in group.ranks:
@@ -327,4 +314,4 @@ def _groups_listed(view: Groups) -> RenderableType:
 
 def _braced(group: AveragingGroup) -> str:
     lasts = f" for {group.lasts} steps" if group.lasts > 1 else ""
-    return "{" + _listed(group.ranks) + "}" + lasts
+    return "{" + ranks_text(group.ranks) + "}" + lasts

@@ -163,12 +163,9 @@ class GroupTable:
         return [rack for rack in self.group.racks if self._paces[rack] == 1]
 
     def _envoys(self, turn: int, away: set[int]) -> Iterator[Members]:
-        racks = self.group.racks
-        for one, other in circle_pairs(range(len(racks)), turn):
-            if max(self._paces[racks[one]], self._paces[racks[other]]) > 1:
-                sent = [self._delegate(racks[rack], turn, away) for rack in (one, other)]
-                if None not in sent:
-                    yield tuple(rank for rank in sent if rank is not None)
+        for pair in circle_pairs(self.group.racks, turn):
+            if max(self._paces[rack] for rack in pair) > 1:
+                yield from self._delegates(pair, turn, away)
 
     def _is_slow(self, rank: int) -> bool:
         return rank in self._host_paces
@@ -218,20 +215,18 @@ class GroupTable:
 
     def _between(self, turn: int, away: set[int]) -> Iterator[Members]:
         """The groups of the delegates of racks that aren't slow."""
-        found = [self._delegate(rack, turn, away) for rack in self._near]
-        if self.contention.pairs:
-            for one, other in circle_pairs(found, turn):
-                if one is not None and other is not None:
-                    yield (one, other)
-            return
-        there = tuple(rank for rank in found if rank is not None)
+        near = self._near
+        for racks in circle_pairs(near, turn) if self.contention.pairs else [near]:
+            yield from self._delegates(racks, turn, away)
+
+    def _delegates(self, racks: Iterable[Members], turn: int, away: set[int]) -> Iterator[Members]:
+        """The group of the next delegates of these racks, without those all of whose ranks are in
+        windows or slow; none if it has only one member."""
+        busy = away | self._slow_among_others
+        free = ([rank for rank in _from(rack, turn) if rank not in busy] for rack in racks)
+        there = tuple(ranks[0] for ranks in free if ranks)
         if len(there) > 1:
             yield there
-
-    def _delegate(self, rack: Members, turn: int, away: set[int]) -> int | None:
-        """The next delegate of a rack; None if all are in windows or slow."""
-        busy = away | self._slow_among_others
-        return next((rank for rank in _from(rack, turn) if rank not in busy), None)
 
     @cached_property
     def _slow_among_others(self) -> set[int]:
@@ -269,10 +264,10 @@ def _from(rack: Members, turn: int) -> Members:
 
 def circle_pairs(members: Sequence[T], turn: int) -> list[tuple[T, T]]:
     """The pairs of the circle method at this turn."""
-    moving: list[T | None] = list(members) if len(members) % 2 else list(members[:-1])
-    standing = None if len(members) % 2 else members[-1] if members else None
-    if not moving:
+    if len(members) < 2:
         return []
+    moving: list[T | None] = [*members, *[None] * (len(members) % 2)]
+    standing = moving.pop()
     shift = turn % len(moving)
     seats = [*moving[shift:], *moving[:shift]]
     opposite = [(seats[i], seats[-i]) for i in range(1, (len(seats) + 1) // 2)]

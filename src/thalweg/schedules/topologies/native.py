@@ -7,7 +7,6 @@ tensors: a ring in the order of the rank numbers, whatever the racks.
 from __future__ import annotations
 
 from thalweg.schedules import Group, Schedule, Topology
-from thalweg.schedules.closed_form import Cost, Symbols
 from thalweg.schedules.topologies.ring import ring_cost, round_ring
 
 GLOO_CHUNKS_PER_RANK = 2  # Gloo cuts into two chunks per rank
@@ -19,15 +18,11 @@ def native(group: Group, elements: int, itemsize: int, step: int) -> Schedule:
     )
 
 
-def native_cost(x: Symbols) -> Cost:
-    return ring_cost(x, leaving=x.r)
-
-
 TOPOLOGY = Topology(
     name="native",
     summary="torch's own all-reduce; drawn as Gloo does it, a ring in order of rank",
     build=native,
-    form=native_cost,
+    form=lambda x: ring_cost(x, leaving=x.r),
     variants=(),  # the preset `ddp` is
     backend=True,
 )

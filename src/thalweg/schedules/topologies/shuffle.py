@@ -13,8 +13,8 @@ from dataclasses import replace
 from math import lcm
 
 from thalweg.declarations import Parameter
-from thalweg.schedules import AveragingGroup, ContendedLinks, Group, Schedule, Topology
-from thalweg.schedules.closed_form import Cost, Symbols
+from thalweg.schedules import AveragingGroup, Group, Schedule, Topology
+from thalweg.schedules.closed_form import Symbols
 from thalweg.schedules.shuffle.group_table import choose_table
 from thalweg.schedules.topologies.ring import pieces_of, ring_cost, round_ring
 
@@ -25,26 +25,12 @@ def groups(group: Group, step: int) -> tuple[AveragingGroup, ...]:
     return tuple(AveragingGroup(group.subgroup(members), lasts) for members, lasts in begun)
 
 
-def period(group: Group) -> int:
-    return choose_table(group).period
-
-
-def adopted(group: Group) -> ContendedLinks:
-    """The contended links in the table of this group."""
-    return choose_table(group).contention
-
-
 def _by_turns(group: Group, elements: int, itemsize: int, step: int, adjust: bool) -> Schedule:
     """A ring in reverse order at every second step: then each link is measured with two others,
     which identifies the slow one."""
     order = group.order[:: -1 if step % 2 else 1]
     pieces = 2 * pieces_of(group, elements, itemsize)
     return round_ring("ring", group, order, elements, itemsize, pieces)
-
-
-def shuffle_cost(x: Symbols, adjust: bool = True) -> Cost:
-    """The cost of one group, which is a ring."""
-    return ring_cost(x)
 
 
 def scopes(x: Symbols) -> tuple[Symbols, ...]:
@@ -59,10 +45,10 @@ TOPOLOGY = Topology(
     summary="small groups by turns: one of each rack between the racks, the others inside",
     build=_by_turns,
     groups=groups,
-    keeps_apart=adopted,
-    period=lambda group: lcm(2, period(group)),
+    keeps_apart=lambda group: choose_table(group).contention,
+    period=lambda group: lcm(2, choose_table(group).period),
     mixes=True,
-    form=shuffle_cost,
+    form=lambda x, adjust=True: ring_cost(x),  # of one group, which is a ring
     scopes=scopes,
     variants=(),  # the preset `dssync` is
     parameters={

@@ -13,11 +13,10 @@ from __future__ import annotations
 from thalweg.declarations import Parameter
 from thalweg.errors import LayoutError
 from thalweg.schedules import Group, Schedule, Topology, all_reduce
-from thalweg.schedules.chunks import pieces, singles, split
+from thalweg.schedules.chunks import in_pieces, pieces
 from thalweg.schedules.closed_form import Cost, Phase, Symbols, cost
 from thalweg.schedules.programs import down, in_turn, up
-from thalweg.schedules.trees import over
-from thalweg.schedules.trees import star as star_shape
+from thalweg.schedules.trees import heap, over
 
 
 def star(group: Group, elements: int, itemsize: int, step: int, root: int | None) -> Schedule:
@@ -25,9 +24,9 @@ def star(group: Group, elements: int, itemsize: int, step: int, root: int | None
     master = group.best_connected() if root is None else root
     if master not in group.ranks:
         raise LayoutError(f"root {master} is not in the group", f"choose one of {group.ranks}")
-    tree = over((master, *(rank for rank in group.order if rank != master)), star_shape)
-    sizes = split(elements, pieces(group, elements * itemsize, hops=2))
-    spans = singles(0, len(sizes))
+    others = [rank for rank in group.order if rank != master]
+    tree = over((master, *others), heap(group.size))
+    sizes, [spans] = in_pieces([elements], pieces(group, elements * itemsize, hops=2))
     return all_reduce("star", group, sizes, itemsize, in_turn(up(tree, spans), down(tree, spans)))
 
 

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 
 from thalweg.declarations import Parameter, Variant
 from thalweg.schedules import Group, Schedule, Topology, all_reduce
-from thalweg.schedules.chunks import singles
 from thalweg.schedules.closed_form import Cost, Phase, Symbols, cost
 from thalweg.schedules.collectives import rack_tree
 from thalweg.schedules.programs import down, in_turn, up
@@ -23,8 +22,7 @@ from thalweg.schedules.trees import Tree, TreeShape, heap, over, over_racks
 
 
 def tree(group: Group, elements: int, itemsize: int, step: int, fanout: int) -> Schedule:
-    shape, sizes = rack_tree(group, elements, itemsize, group.best_connected(), fanout)
-    spans = singles(0, len(sizes))
+    shape, sizes, spans = rack_tree(group, elements, itemsize, group.best_connected(), fanout)
     return all_reduce("tree", group, sizes, itemsize, in_turn(up(shape, spans), down(shape, spans)))
 
 

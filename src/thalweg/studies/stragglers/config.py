@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Literal, Self
@@ -44,6 +44,7 @@ from numpy.typing import NDArray
 
 from thalweg.catalog import parse_plan
 from thalweg.codes import TREE_ROOT, Allocation, CodedTree
+from thalweg.declarations import listed
 from thalweg.errors import UsageError
 from thalweg.facts import Cluster, Rate
 from thalweg.redundancy import allocation_of
@@ -68,6 +69,13 @@ Single = NDArray[np.float32]
 Double = NDArray[np.float64]
 
 
+def _refuse(*problems: tuple[bool, str, str]) -> None:
+    """Raise a UsageError for the first of these conditions that holds, with its remedy."""
+    for holds, problem, remedy in problems:
+        if holds:
+            raise UsageError(problem, remedy)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegularTree:
     """A tree whose parents have `fanout` children each and tolerate `stragglers` of them."""
@@ -78,27 +86,29 @@ class RegularTree:
 
     def __post_init__(self) -> None:
         n, s = self.fanout, self.stragglers
-        if n < 2 or self.layers < 1:
-            raise UsageError(
+        teams = [str(k - 1) for k in range(1, n + 1) if n % k == 0]
+        _refuse(
+            (
+                n < 2 or self.layers < 1,
                 f"a tree can't have {self.layers} layers of {n} children",
                 "give at least 2x1: two children, one layer",
-            )
-        if max(n, self.layers) > MAX_STUDY_WORKERS or self.workers > MAX_STUDY_WORKERS:
-            raise UsageError(
+            ),
+            (
+                max(n, self.layers) > MAX_STUDY_WORKERS or self.workers > MAX_STUDY_WORKERS,
                 f"a tree of {self.text} has too many workers for one machine",
                 f"give one of at most {MAX_STUDY_WORKERS}, like 4x3 or 12x2",
-            )
-        if s >= n:
-            raise UsageError(
+            ),
+            (
+                s >= n,
                 f"a parent of {n} children can't tolerate {s} stragglers among them",
                 f"give --stragglers {n - 1} or less, or a wider tree",
-            )
-        if n % (s + 1):
-            teams = [str(k - 1) for k in range(1, n + 1) if n % k == 0]
-            raise UsageError(
+            ),
+            (
+                n % (s + 1) > 0,
                 f"{n} children can't be split into teams of {s + 1} that tolerate {s} stragglers",
-                f"give --stragglers {', '.join(teams[:-1])} or {teams[-1]}",
-            )
+                f"give --stragglers {listed(teams, 'or')}",
+            ),
+        )
 
     @classmethod
     def parse(cls, text: str, stragglers: int) -> Self:
@@ -120,9 +130,8 @@ class RegularTree:
 
     def more_redundant(self) -> RegularTree:
         """A tree of this shape that tolerates three stragglers per parent, or fewer if it must."""
-        allowed = [s for s in (3, 2, 1) if self.fanout % (s + 1) == 0]
-        most = allowed[0] if allowed else self.fanout - 1
-        return RegularTree(fanout=self.fanout, layers=self.layers, stragglers=most)
+        most = next((s for s in (3, 2, 1) if self.fanout % (s + 1) == 0), self.fanout - 1)
+        return replace(self, stragglers=most)
 
     def cluster(self, nic: Rate) -> Cluster:
         """A cluster with a host for each worker and one for the root, which is rank 0."""
@@ -150,26 +159,28 @@ class StragglerTrial:
     def __post_init__(self) -> None:
         nbytes, longest = 4 * self.elements, max(self.delay, self.compute)
         most = MAX_HELD_MESSAGE_BYTES // self.workers
-        for allowed, problem, remedy in (
-            (0 <= self.late <= 1, f"{self.late:g} is not a probability", "give one from 0 to 1"),
+        _refuse(
             (
-                self.elements >= 2,
+                not 0 <= self.late <= 1,
+                f"{self.late:g} is not a probability",
+                "give one from 0 to 1",
+            ),
+            (
+                self.elements < 2,
                 f"a message of {nbytes} bytes is too short for two classes",
                 "give at least 8B: a float32 for each",
             ),
             (
-                nbytes <= most,
+                nbytes > most,
                 f"{self.workers} messages of {nbytes} bytes don't fit into memory",
                 f"give messages of at most {most // 1_000_000}MB",
             ),
             (
-                longest <= MAX_DELAY_SECONDS,
+                longest > MAX_DELAY_SECONDS,
                 f"{longest:g} s is too long for one iteration",
                 f"give a delay and a compute time of at most {MAX_DELAY_SECONDS:g}s",
             ),
-        ):
-            if not allowed:
-                raise UsageError(problem, remedy)
+        )
 
     @property
     def workers(self) -> int:
@@ -290,17 +301,17 @@ class Softmax:
 
     def gradients(self, allocation: Allocation) -> list[list[Single]]:
         """The sum over the samples of each cell of the allocation, by model."""
+        inputs, _ = self._data
         cuts = [round(cut * self.samples) for cut in allocation.cuts]
         return [
-            [self._part(error, start, stop) for start, stop in pairwise(cuts)]
+            [
+                np.ascontiguousarray(
+                    (inputs[start:stop].T @ error[start:stop]).reshape(-1)[: self.elements]
+                )
+                for start, stop in pairwise(cuts)
+            ]
             for error in self._errors
         ]
-
-    def _part(self, error: Single, start: int, stop: int) -> Single:
-        inputs, _ = self._data
-        return np.ascontiguousarray(
-            (inputs[start:stop].T @ error[start:stop]).reshape(-1)[: self.elements]
-        )
 
 
 def message(gradients: Sequence[Single], weights: Mapping[int, float]) -> Single:

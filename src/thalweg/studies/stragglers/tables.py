@@ -57,6 +57,7 @@ TITLES = {
 }
 VARIED = {"delays": "delay", "compute": "compute"}  # in seconds
 SCHEME_BAR_WIDTH = 0.2
+PANEL_INCHES = 3.5  # the height of a panel
 SURFACE_COLUMNS: tables.Columns = {
     ">bytes": lambda row: about(row["bytes"], "B"),
     ">delay": lambda row: about(row["delay"], "s"),
@@ -292,23 +293,20 @@ def _times(ratio: float | None) -> str:
 
 def draw_stragglers(title: str, by_table: Mapping[str, Sequence[Row]]) -> str:
     """An SVG picture with a panel for each table."""
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
     timed = [name for name in by_table if name != "surface"]
-    heights = [3.4] * -(-len(timed) // 2) + ([3.6] if "surface" in by_table else [])
-    figure = Figure(figsize=(11, max(1.0, sum(heights)) + 0.5), layout="constrained")
-    FigureCanvasSVG(figure)
-    figure.suptitle(title)
-    grid = figure.add_gridspec(len(heights) or 1, 6, height_ratios=heights or [1])
-    for number, name in enumerate(timed):
-        place, alone = divmod(number, 2), len(timed) == 1
-        columns = slice(0, 6) if alone else slice(3 * place[1], 3 * place[1] + 3)
-        _draw_times(figure.add_subplot(grid[place[0], columns]), name, by_table[name])
+    pairs = [timed[start : start + 2] for start in range(0, len(timed), 2)]
+    panels: list[Any] = [[name for name in pair for _ in range(6 // len(pair))] for pair in pairs]
     if "surface" in by_table:
-        for number, rival in enumerate(RIVALS):
-            at = grid[len(heights) - 1, 2 * number : 2 * number + 2]
-            _draw_map(figure.add_subplot(at), rival, by_table["surface"])
+        panels.append([rival for rival in RIVALS for _ in range(2)])
+    figure = Figure(figsize=(11, PANEL_INCHES * len(panels) + 0.5), layout="constrained")
+    figure.suptitle(title)
+    for name, axes in figure.subplot_mosaic(panels).items():
+        if name in RIVALS:
+            _draw_map(axes, name, by_table["surface"])
+        else:
+            _draw_times(axes, name, by_table[name])
     return as_svg(figure)
 
 

@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any
 
 import torch
@@ -48,9 +48,8 @@ from thalweg.training.compression_overlap import OVERLAP_TRIAL_STEPS, OVERLAP_WA
 from thalweg.training.lifecycle import RankSession
 
 ADVICE_CHANGE = "advice"  # in the agreement
+ABSENT_RANK_SECONDS = 5.0  # since its last step, under a plan that waits for no rank
 PROFILED_STEPS = 8  # before the first advice
-HEARTBEAT_PERIOD_STEPS = 8  # where no rank waits for another
-HEARTBEAT_TIMEOUT_STEPS = 8 * HEARTBEAT_PERIOD_STEPS
 ADVISOR_RANK = 0
 SKIPPED_PLAN_STEPS = 2  # warm-up
 TIMED_PLAN_STEPS, STRAGGLER_TIMED_PLAN_STEPS = 6, 24
@@ -164,7 +163,6 @@ class AutoController:
             due=session.step + PROFILED_STEPS,
             awaits_advice=True,
         )
-        self._entries = 0
         self._seconds: list[float] = []  # the step times since the last change
         self._median_seconds: dict[str, float] = {}  # step time by plan, on this rank
         self._drift: StepTimeDrift | None = None
@@ -182,8 +180,6 @@ class AutoController:
             self._request_again(step, drifted_to)
         while self._state.due is not None and self._state.due <= step:
             self._next_entry(step)
-        if step % HEARTBEAT_PERIOD_STEPS == 0:
-            self._publish_heartbeat(step)
         self._began = perf_counter()
 
     def stepped(self, step: int) -> None:
@@ -224,31 +220,24 @@ class AutoController:
     def _propose(self, step: int, seconds: float) -> None:
         session = self._session
         rested = step >= self._state.cooldown_until and not self._proposed
-        if rested and session.is_checkpoint_writer and self._all_are_present(step):
+        if rested and session.is_checkpoint_writer and self._all_are_present():
             self._proposed = True
             session.agreement.propose(ADVICE_CHANGE, seconds)
 
-    def _all_are_present(self, step: int) -> bool:
-        """True if no rank is absent. Under a code a rank may be, and another plan would wait for
-        it."""
-        world = self._session.world
-        if not waits_for_nobody(self._session.plan):
+    def _all_are_present(self) -> bool:
+        """True if every rank takes steps. Under a code a rank may be absent, and another plan would
+        wait for it."""
+        membership = self._session.world.membership
+        if membership is None or not waits_for_nobody(self._session.plan):
             return True
-        keys = [_heartbeat_key(rank) for rank in range(world.size)]
-        published = world.store_client.call(
-            lambda store: store.multi_get(keys) if store.check(keys) else None
-        )
-        return published is not None and min(map(int, published)) >= step - HEARTBEAT_TIMEOUT_STEPS
-
-    def _publish_heartbeat(self, step: int) -> None:
-        if waits_for_nobody(self._session.plan):
-            self._session.world.put(_heartbeat_key(self._session.rank), str(step))
+        stalled = membership.heartbeat.detector.stalled_seconds(monotonic())
+        return not membership.suspected and stalled < ABSENT_RANK_SECONDS
 
     # The log
 
     def _next_entry(self, step: int) -> None:
         state, due = self._state, self._state.due
-        key = f"auto/{self._entries}"
+        key = f"auto/{due}"
         if due == step:
             self._make_entry(key, step)
         world = self._session.world
@@ -257,12 +246,10 @@ class AutoController:
             "look at the output of rank 0, or allow more with timeout=",
         )
         entry = json.loads(world.read(key, self._session.abort_flag, late))
-        self._entries += 1
         self._state = _folded(state, entry)
         self._note(state, entry)
         if due == step:
             self._follow()
-            self._publish_heartbeat(step)
 
     def _make_entry(self, key: str, step: int) -> None:
         """Write the log entry, on the rank that has to; the others take part where all wait for
@@ -274,7 +261,7 @@ class AutoController:
             entry = self._advice(step, self._measured() if self._now is None else self._now)
         elif author or not waits_for_nobody(session.plan):
             entry = {"step": step, "seconds": self._measured()}
-            entry["may_leave"] = author and self._all_are_present(step)
+            entry["may_leave"] = author and self._all_are_present()
         if author:
             session.world.put(key, json.dumps(entry))
 
@@ -372,7 +359,3 @@ def _folded(state: AutoState, entry: Mapping[str, Any]) -> AutoState:
             entry["now"],
         )
     return on_measured(state, step, entry["seconds"], may_leave=entry["may_leave"])
-
-
-def _heartbeat_key(rank: int) -> str:
-    return f"auto/at/{rank}"

@@ -35,7 +35,6 @@ class RunCalibrator:
         self._costs: Mapping[str, CodecCost] = {}
         self._profile: Profile | None = None
         self._profiled: ProfileResult | None = None
-        self._calibrations = 0
         # After a failed connection Gloo isn't tried again.
         self._native = not session.world.security.encrypted
 
@@ -51,15 +50,14 @@ class RunCalibrator:
 
     def calibrate(self) -> Situation:
         """Measure at a safe point of all ranks; the result is equal on all of them."""
-        session = self._session
+        session, is_first = self._session, self._profiled is None
         if self._profile is not None:
             self._profiled = self._merged(self._profile)
             self.close()
         assert self._profiled is not None
         one_rack = ONE_RACK_ASSUMPTION in session.group.cluster.assumed  # nothing measures this
-        if one_rack and not self._calibrations and session.rank == 0:
+        if one_rack and is_first and session.rank == 0:
             log.info("no cluster file: assuming one rack; `thalweg probe` finds racks")
-        number, self._calibrations = self._calibrations, self._calibrations + 1
         measured = calibrate(
             session.world,
             session.abort_flag,
@@ -68,7 +66,7 @@ class RunCalibrator:
             self._profiled.workload,
             codecs=() if self._costs else self._codecs,
             native=self._native,
-            name=f"calibration/{number}",
+            name=f"calibration/{session.step}",
             clock=session.clock,
         )
         self._costs = {**self._costs, **measured.machine.codecs}

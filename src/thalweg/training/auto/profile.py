@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import sqrt
+from math import isnan, nan, sqrt
 from statistics import fmean
 from time import perf_counter
 from typing import Any
@@ -62,7 +62,7 @@ class Profile:
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self._parameters = dict(trainable(model))
         self._steps: list[_ProfiledStep] = []
-        self._now: _ProfiledStep | None = None  # the beginning of the first is unknown
+        self._now = _ProfiledStep(nan)  # the beginning of the first is unknown
         self._hooks: list[Any] = [
             *(
                 after_gradient(p, partial(self._ready, name))
@@ -100,18 +100,16 @@ class Profile:
         return [first - step.start, last - first, step.end - step.optimizer, *ready]
 
     def _ready(self, name: str, _: torch.Tensor) -> None:
-        if self._now is not None:
-            if name in self._now.ready:  # another backward
-                self._now.ready.clear()
-            self._now.ready[name] = perf_counter()
+        if name in self._now.ready:  # another backward
+            self._now.ready.clear()
+        self._now.ready[name] = perf_counter()
 
     def _optimizes(self) -> None:
-        if self._now is not None:
-            self._now.optimizer = perf_counter()
+        self._now.optimizer = perf_counter()
 
     def _ends(self) -> None:
         now = perf_counter()
-        if self._now is not None and self._now.ready:
+        if self._now.ready and not isnan(self._now.start):
             self._now.end = now
             self._steps.append(self._now)
         self._now = _ProfiledStep(now)
@@ -151,8 +149,8 @@ def merged(name: str, tensors: Sequence[Tensor], table: Seconds) -> ProfileResul
     workload = Workload(
         name=name,
         tensors=tuple(
-            Tensor(name=t.name, shape=t.shape, dtype=t.dtype, ready=Duration(second))
-            for t, second in zip(tensors, ready, strict=True)
+            replace(tensor, ready=Duration(second))
+            for tensor, second in zip(tensors, ready, strict=True)
         ),
         costs=Costs(
             forward=Duration(forward), backward=Duration(backward), optimizer=Duration(optimizer)

@@ -54,12 +54,6 @@ class RankLoader:
             ) from None
         return zip(batch_slices, loader, strict=True)
 
-    @property
-    def sampling(self) -> dict[str, int]:
-        """The settings that a position in the data depends on."""
-        sampler = self.sampler
-        return {"samples": sampler.samples, "batch size": sampler.batch, "seed": sampler.seed}
-
     def seed_of(self, step: int, batch_slice: BatchSlice) -> int:
         """A seed that is equal on all ranks that compute these samples at this step."""
         return self.sampler.generator(step, batch_slice.samples[0]).initial_seed()

@@ -61,7 +61,10 @@ class DataPosition:
     @property
     def sampling(self) -> dict[str, int]:
         """The settings that the position depends on; none with the script's own loader."""
-        return {} if self.rank_loader is None else self.rank_loader.sampling
+        if self.rank_loader is None:
+            return {}
+        sampler = self.rank_loader.sampler
+        return {"samples": sampler.samples, "batch size": sampler.batch, "seed": sampler.seed}
 
     def mean(self, losses: torch.Tensor) -> torch.Tensor:
         """The mean loss, weighted by this rank's slice of the batch if gradients are computed."""
@@ -100,18 +103,15 @@ class DataPosition:
         """Check from this batch on that each is computed and used once."""
         self._skipped, self.computed = False, True
 
-    def refuse_second_step(self) -> None:
-        """Refuse two steps on one batch, under plans where the step number identifies the batch."""
+    def refuse_other_batch(self) -> None:
+        """Refuse a step of another batch than the other ranks', under plans where the step number
+        identifies the batch: after a second step on one batch, or a batch that was skipped."""
         if self._used:
             raise RunError(
                 "the optimizer steps twice on one batch, which stragglers can't follow under this "
                 "plan",
                 "step once per batch, or use another plan",
             )
-
-    def refuse_skipped_batch(self) -> None:
-        """Refuse a skipped batch, under the same plans: the other ranks' part of this step is of
-        another batch."""
         if self._skipped:
             raise RunError(
                 "a batch was skipped on this rank only: under this plan the step number identifies "

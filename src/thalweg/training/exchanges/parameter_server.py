@@ -186,17 +186,13 @@ class ParameterServer:
         self._answer_count += 1
         arrays = self._parameter_arrays()
         applied = [number for pair in sorted(self.applied.items()) for number in pair]
-        messages = []
-        for worker, number in sorted(requests.items()):
-            self._answered[worker] = number
-            header = np.array([self._to_skip[worker], *applied], np.int64)
-            for piece, array in enumerate([header, *arrays]):
-                messages.append(
-                    BestEffortMessage(
-                        worker, MessageKind.RESULT, number, piece, self._answer_count, array
-                    )
-                )
-        return messages
+        headers = {w: np.array([self._to_skip[w], *applied], np.int64) for w in requests}
+        self._answered |= requests
+        return [
+            BestEffortMessage(worker, MessageKind.RESULT, number, piece, self._answer_count, array)
+            for worker, number in sorted(requests.items())
+            for piece, array in enumerate([headers[worker], *arrays])
+        ]
 
     @torch.no_grad()
     def _parameter_arrays(self) -> list[Array]:

@@ -51,13 +51,11 @@ class TreeExchange(Exchange):
     waits_for_all = False
 
     def __init__(self, context: PlanContext, plan: Plan, layout: Layout) -> None:
-        self._clock = context.clock
+        self._context = context
         self._world = world = context.world.namespace(f"tree/{context.clock.step}")
         self.allocation: Allocation = allocation_of(plan, context.group)
         # A participation flag is 1 in every cell, and is summed with the weights of the cells.
         self.presence = float(self.allocation.cell_weights(world.rank).sum())
-        self._data_position = context.data_position
-        self._notify = context.notify
         # True if a step with more stragglers than the code tolerates waits for them.
         self._waits = _beyond(plan) == "wait"
         self._layout = layout
@@ -65,7 +63,6 @@ class TreeExchange(Exchange):
         self.relay = _open(context, plan, world, self.allocation, self._vectors)
         self.arrivals = self.relay.arrivals
         self.warns = world.rank == self.allocation.host
-        self._snapshot = context.snapshot
         self._contributed_step = -1  # the last step to which this rank contributed
         self._finished_step = -1  # the last step whose result was received, or had expired
 
@@ -106,7 +103,7 @@ class TreeExchange(Exchange):
         """Send this rank's snapshot to the ranks that requested it. It may be called between two
         steps, and while this rank waits for a result, before which its state doesn't change."""
         if self.relay.state_requested():
-            self.relay.send_state(self._snapshot().in_bytes(self.relay.rank))
+            self.relay.send_state(self._context.snapshot().in_bytes(self.relay.rank))
 
     def leave(self, seconds: float, last: Callable[[], Snapshot | None]) -> bool:
         """Wait until all neighbours in the tree have ended too, or failed: until then they may
@@ -134,19 +131,18 @@ class TreeExchange(Exchange):
 
     @property
     def is_awaited(self) -> bool:
-        return self._data_position.counts
+        return self._context.data_position.counts
 
     def begin(self) -> None:
-        if self._finished_step == self._clock.step:
+        if self._finished_step == self._context.clock.step:
             raise RunError(
                 "two backwards in one step: a code would add the sums of the first again",
                 "wrap all but the last in run.no_sync(), and don't use reentrant checkpoints",
             )
-        self._data_position.refuse_second_step()
-        self._data_position.refuse_skipped_batch()
+        self._context.data_position.refuse_other_batch()
 
     def send(self, bucket: FlatBucket, *, is_finite: bool) -> None:
-        step = self._clock.step
+        step = self._context.clock.step
         for index, vector in self._vectors.contribution(bucket, step):
             if not is_finite:  # every piece is NaN, as pieces may be decoded from different ranks
                 vector.view(np.uint8).fill(0xFF)
@@ -154,7 +150,7 @@ class TreeExchange(Exchange):
         self._contributed_step = step
 
     def finish(self) -> None:
-        step = self._clock.step
+        step = self._context.clock.step
         results = self.relay.result(step, when_asked=self.serve)
         self._finished_step = step
         if results is None:  # the result has expired: the next safe point loads a snapshot
@@ -164,7 +160,7 @@ class TreeExchange(Exchange):
             return
         if results.covered:  # the number of cells in the sum, if not all are
             part = results.covered / self.allocation.cells
-            self._notify("approximate", step, f"gradient of {part:.3g} of the batch", part)
+            self._context.notify("approximate", step, f"gradient of {part:.3g} of the batch", part)
         self._vectors.prepare(step)
         for piece, array in zip(self.relay.pieces, results.arrays, strict=True):
             vector = self._vectors.all[piece.round]  # the n-th round sums the n-th vector
@@ -180,7 +176,7 @@ class TreeExchange(Exchange):
     def drop(self) -> None:
         """The buckets are free at once, as copies of them were sent. RunError if this rank has
         contributed to the step, as a contribution can't be withdrawn."""
-        if self._contributed_step == self._clock.step != self._finished_step:
+        if self._contributed_step == self._context.clock.step != self._finished_step:
             raise RunError(
                 "a backward failed after a part of its gradients was sent",
                 "let this worker end: the others continue without it, and it may rejoin",

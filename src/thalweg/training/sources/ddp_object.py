@@ -5,9 +5,9 @@ With the plan `ddp` it is left unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -41,8 +41,6 @@ class DdpSource(Source):
         self._context = context
         self._model = model
         self._plan = plan
-        self._engine = context.engine
-        self._clock = context.clock
         self._compression = Compression.of(plan)
         self._names = {id(p): name for name, p in model.module.named_parameters()}
         self._exchanges: dict[int, _BucketExchange] = {}
@@ -53,10 +51,8 @@ class DdpSource(Source):
             # DDP requires the name of the second parameter
             model.register_comm_hook(self, lambda adapter, bucket: adapter.send(bucket))
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        with self._model.no_sync():
-            yield
+    def no_sync(self) -> AbstractContextManager[None]:
+        return self._model.no_sync()
 
     @property
     def kept(self) -> PlanState:
@@ -94,16 +90,16 @@ class DdpSource(Source):
             self._finish()  # a failed backward may have left transfers
             self._end = after_backward(self._finish)
         exchange = self._exchange_of(bucket)
-        step = self._clock.step
-        rank_step = exchange.rounds.steps.begin(self._clock)
+        engine, clock = self._context.engine, self._context.clock
+        rank_step = exchange.rounds.steps.begin(clock)
         bad = self._context.bad_gradients.report_from(bucket, self._names)
         for view, gradient in zip(exchange.views, bucket.gradients(), strict=True):
             scaled_into(view, gradient, 1 / self._context.group.size)
         [chain] = rank_step.chains
         work = exchange.rounds.work(rank_step, chain)
         if bad and exchange.rounds.compressed:  # a compressor would keep them in its state
-            work = _refused(NotFinite(bad, f" on rank {self._engine.rank} at step {step}"))
-        sent = self._engine.submit(work)
+            work = _refused(NotFinite(bad, f" on rank {engine.rank} at step {clock.step}"))
+        sent = engine.submit(work)
         result: torch.futures.Future[Any] = torch.futures.Future()
         sent.add_done_callback(lambda _: result.set_result(exchange.gathered()))
         self._sent.append(sent)
@@ -112,7 +108,7 @@ class DdpSource(Source):
     def _finish(self) -> None:
         """Raise errors before DDP gets the results, as it would reword them."""
         sent, self._sent = self._sent, []
-        self._engine.wait(sent)
+        self._context.engine.wait(sent)
 
     def _exchange_of(self, bucket: GradBucket) -> _BucketExchange:
         """The exchange of a bucket, kept from step to step. DDP rebuilds its buckets once, and then
@@ -124,7 +120,7 @@ class DdpSource(Source):
         self._leave([index for index in self._exchanges if index >= bucket.index()])
         gradients = dict(zip(names, bucket.gradients(), strict=True))
         exchange = _BucketExchange(
-            gradients, bucket.buffer(), self._plan, self._context.group, self._engine.rank
+            gradients, bucket.buffer(), self._plan, self._context.group, self._context.engine.rank
         )
         self._exchanges[bucket.index()] = exchange
         restore_state(self._kept, exchange.rounds.compressed.values())

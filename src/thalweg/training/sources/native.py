@@ -6,8 +6,8 @@ DDP holds the model's parameters and runs in hooks of the model's own forward, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from threading import Event, Lock, Thread
 from time import monotonic, sleep
 from typing import Any
@@ -168,10 +168,8 @@ class NativeSource(Source):
             sleep(EVICTION_POLL_SECONDS)
         self._context.on_interrupted(Interrupted(reductions.broken))
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        with nullcontext() if self._ddp is None else self._ddp.no_sync():
-            yield
+    def no_sync(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._ddp is None else self._ddp.no_sync()
 
     def after_step(self) -> None:
         self.before_step()
