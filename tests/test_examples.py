@@ -26,7 +26,7 @@ from thalweg.launch.supervisor import SendMessage, run_workers
 assert sklearn.datasets
 EXAMPLES = Path(__file__).parent.parent / "examples"
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py"))
-BASES = {"one_line": "plain", "ddp_object": "ddp", "own_loader": "ddp"}  # of the others: attach
+BASES = {"one_line": "plain", **dict.fromkeys(("backend", "ddp_object", "own_loader"), "ddp")}  # of the others: attach
 NO_DIFFS = ("attach", "ddp", "plain", "predict")  # bases, and what trains nothing
 MOST_CHANGED = 20  # lines
 WORKERS = {"groups": 4, "survive": 4}  # of the others: 3

@@ -3,9 +3,11 @@
 Names that need torch, which takes a second to load, are imported on first access.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+import thalweg_backend
 from thalweg.catalog import parse_plan
 from thalweg.errors import ThalwegError
 from thalweg.facts import (
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
     from thalweg.training import Run, attach
 
 __version__ = "0.1.0"
+
+if "torch.distributed" in sys.modules:  # otherwise torch finds the backend itself
+    thalweg_backend.register()
 
 __all__ = [
     "Advice",
