@@ -97,8 +97,8 @@ def test_shapes(shape: tuple[int, ...], tmp_path: Path) -> None:
     def work(rank: int) -> list[Any]:
         whole = torch.full(shape, rank + 1.0)
         dist.all_reduce(whole)
-        turned = torch.arange(6.0).reshape(2, 3).T * (rank + 1)  # isn't contiguous: Gloo's
-        dist.all_reduce(turned)
+        turned = (torch.arange(6.0).reshape(2, 3) * (rank + 1)).T  # isn't contiguous
+        dist.all_reduce(turned, op=dist.ReduceOp.AVG)
         return [whole.sum().item(), turned.tolist()]
 
     results = by_both(tmp_path, 3, work)

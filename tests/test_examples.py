@@ -26,7 +26,10 @@ from thalweg.launch.supervisor import SendMessage, run_workers
 assert sklearn.datasets
 EXAMPLES = Path(__file__).parent.parent / "examples"
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py"))
-BASES = {"one_line": "plain", **dict.fromkeys(("backend", "ddp_object", "own_loader"), "ddp")}  # of the others: attach
+BASES = {  # of the others: attach
+    "one_line": "plain",
+    **dict.fromkeys(("backend", "ddp_object", "own_loader"), "ddp"),
+}
 NO_DIFFS = ("attach", "ddp", "plain", "predict")  # bases, and what trains nothing
 MOST_CHANGED = 20  # lines
 WORKERS = {"groups": 4, "survive": 4}  # of the others: 3
@@ -45,6 +48,7 @@ def troubles(lines: list[str]) -> list[str]:
     """The lines on stderr that report a problem: not plans, their predictions and stragglers."""
     usual = (
         "[thalweg] plan ",
+        "[thalweg] backend thalweg, plan ",
         "[thalweg] from step ",
         ": predicted ",
         "no cluster file",

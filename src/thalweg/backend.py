@@ -59,7 +59,8 @@ from thalweg.transports.security import wants_encryption
 
 PLAN_VARIABLE, PROTECT_VARIABLE = "THALWEG_PLAN", "THALWEG_PROTECT"
 MEASURED_FROM = Size.parse("1MB")  # an all-reduce of this size is worth a survey before
-MAX_UNMEASURED_HOSTS = 2  # among these there is no choice to make
+MIN_MEASURED_HOSTS = 3  # among fewer there is no choice to make
+MAX_MEASURED_HOSTS = 24  # measuring more takes too long: describe the cluster
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 PROGRAM_CACHE_ENTRIES = 1024
 EXIT_GRACE_SECONDS = 0.1  # Gloo's threads abort a process that ends while they still run
@@ -171,7 +172,8 @@ class AllReducer:
         self._hosts = len(set(hosts))
         self._timeout = timeout
         self._plan = plan
-        self._measures = measures and self._hosts > MAX_UNMEASURED_HOSTS
+        self._is_ours = self._size > 1 and not default_catalog().is_native(plan)
+        self._measures = measures and MIN_MEASURED_HOSTS <= self._hosts <= MAX_MEASURED_HOSTS
         self._programs: dict[tuple[int, int], RankProgram] = {}
         self._engine: Engine | None = None
         self._last: Future[None] | None = None  # the all-reduce that was started last
@@ -181,18 +183,17 @@ class AllReducer:
     def takes(self, tensor: torch.Tensor) -> bool:
         """True if this tensor is all-reduced here, and not by Gloo."""
         return (
-            self._size > 1
+            self._is_ours
             and tensor.device.type == "cpu"
             and tensor.layout is torch.strided
             and tensor.dtype in DTYPES
-            and tensor.is_contiguous()
             and tensor.numel() > 0
-            and not default_catalog().is_native(self._plan)
         )
 
     def start(self, tensor: torch.Tensor, *, average: bool) -> AllReduceWork:
         """Start the all-reduce of a tensor, in place."""
-        flat = tensor.detach().view(-1)
+        own = tensor.detach()
+        flat = own.contiguous().view(-1)
         with self._lock:
             engine = self._opened()
             if self._measures and tensor.nbytes >= MEASURED_FROM.nbytes:
@@ -206,7 +207,10 @@ class AllReducer:
                 round_number=number[1],
                 arithmetic=arithmetic_of(flat.dtype),
             )
-            self._last = engine.submit(_averaged(task, flat, self._size) if average else task)
+            divisor = self._size if average else 1
+            is_copy = flat.data_ptr() != own.data_ptr()
+            chain = _with_result(task, flat, divisor, own) if average or is_copy else task
+            self._last = engine.submit(chain)
             return AllReduceWork(self, number, tensor, self._last)
 
     def wait(self, work: AllReduceWork) -> None:
@@ -275,7 +279,7 @@ class AllReducer:
             log.info("measured the links: %s of %s", racks, counted(len(cluster.hosts), "host"))
 
     def _program(self, elements: int, itemsize: int) -> RankProgram:
-        """This rank's part of an all-reduce of this size, checked before it runs first."""
+        """The moves of this rank in an all-reduce of this size, which are checked once."""
         program = self._programs.get((elements, itemsize))
         if program is None:
             if len(self._programs) >= PROGRAM_CACHE_ENTRIES:
@@ -359,10 +363,17 @@ class AllReduceWork(dist.Work):
         return [self._tensor]
 
 
-def _averaged(task: Task, flat: torch.Tensor, size: int) -> Iterator[Sequence[Task]]:
-    """The chain that divides the sum, as Gloo does."""
+def _with_result(
+    task: Task, flat: torch.Tensor, divisor: int, target: torch.Tensor
+) -> Iterator[Sequence[Task]]:
+    """The chain that divides the sum, as Gloo does, and writes it to a tensor that isn't
+    contiguous."""
     yield [task]
-    flat.div_(size)
+    with torch.no_grad():
+        if divisor > 1:
+            flat.div_(divisor)
+        if flat.data_ptr() != target.data_ptr():
+            target.copy_(flat.view(target.shape))
 
 
 def _options(given: Any) -> tuple[Plan, Cluster | None]:
