@@ -26,7 +26,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock, local
 from time import sleep
@@ -45,7 +45,7 @@ from thalweg.engine.collectives import SEE_OUTPUT_REMEDY
 from thalweg.engine.engine import Engine
 from thalweg.engine.execute import RankProgram, Task
 from thalweg.errors import PlanError, RunError, ThalwegError, UsageError
-from thalweg.facts import Cluster, Size, counted, read_cluster
+from thalweg.facts import Cluster, Size, counted, format_cluster, parse_cluster, read_cluster
 from thalweg.launch.launcher_variables import CLUSTER_VARIABLE
 from thalweg.members.world import World, own_address, server_of
 from thalweg.plan import Plan
@@ -74,9 +74,36 @@ FORWARDED = (  # calls that torch makes from C++ on a group in Python; all other
 )
 AUTO_PLAN = "tuned"  # of `auto`
 log = logging.getLogger("thalweg")
-_hosts: list[str] = []  # of every rank of the job
 _open: WeakSet[AllReducer] = WeakSet()
 _inside = local()  # `work`: the all-reduce whose callback this thread runs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """The facts that all groups of a job share: the host of each rank, and the cluster in the file
+    that THALWEG_CLUSTER names on rank 0. If there is no such file, it is written there."""
+
+    hosts: Sequence[str]
+    cluster: Cluster | None
+    survey_file: Path | None
+
+    @classmethod
+    def of(cls, store: Any, rank: int, size: int) -> _Job:
+        """The job of all ranks, which come here together."""
+        named, file, text = os.environ.get(CLUSTER_VARIABLE), None, ""
+        if named and rank == 0:
+            file = Path(named)
+            text = format_cluster(read_cluster(file)) if file.exists() else ""
+        own = host_description()
+        store.set(f"host/{rank}", json.dumps([own[key] for key in ("name", "machine", "stack")]))
+        if rank == 0:
+            store.set("cluster", text)
+        hosts = host_names(store.get(f"host/{other}").decode() for other in range(size))
+        text = store.get("cluster").decode()
+        return cls(hosts=hosts, cluster=parse_cluster(text) if text else None, survey_file=file)
+
+
+_jobs: list[_Job] = []  # the one that this process takes part in, if any
 
 
 class ThalwegProcessGroup(dist.ProcessGroup):
@@ -98,18 +125,22 @@ class ThalwegProcessGroup(dist.ProcessGroup):
             group._register_backend(torch.device("cpu"), kind, self._gloo)
             group._set_default_backend(kind)
         ranks = tuple(options.global_ranks_in_group)
-        if not ranks:  # the job's own group, which torch makes first
+        is_whole = not ranks  # the job's own group, which torch makes first
+        if is_whole:
             show_log_lines()
-            _hosts[:] = _hosts_of_all(store, rank, size)
+            _jobs[:] = [_Job.of(store, rank, size)]
             ranks = tuple(range(size))
+        [job] = _jobs
+        cluster = cluster or job.cluster
         self._reducer = AllReducer(
             PrefixStore("thalweg", store),
             rank,
-            [_hosts[rank] for rank in ranks],
+            [job.hosts[rank] for rank in ranks],
             options.timeout.total_seconds(),
             plan=plan,
             cluster=cluster and _part_of(cluster, ranks),
-            measures=is_auto(plan) and cluster is None and not options.global_ranks_in_group,
+            measures=is_whole and is_auto(plan),
+            survey_file=job.survey_file,
         )
 
     @_disable_dynamo
@@ -151,7 +182,8 @@ for _name in FORWARDED:
 
 class AllReducer:
     """The all-reduces of one group, whose ranks are on these hosts. With `measures` they measure
-    the links before the first large one, where there is a choice to make."""
+    the links before the first large one, where there is a choice to make, and write the cluster
+    into `survey_file`."""
 
     def __init__(
         self,
@@ -163,6 +195,7 @@ class AllReducer:
         plan: Plan,
         cluster: Cluster | None,
         measures: bool,
+        survey_file: Path | None,
     ) -> None:
         self.count = 0  # of the all-reduces issued
         self.group = Group.everybody(cluster or Cluster.of_hosts(hosts))
@@ -173,7 +206,10 @@ class AllReducer:
         self._timeout = timeout
         self._plan = plan
         self._is_ours = self._size > 1 and not default_catalog().is_native(plan)
-        self._measures = measures and MIN_MEASURED_HOSTS <= self._hosts <= MAX_MEASURED_HOSTS
+        self._survey_file = survey_file
+        self._measures = (
+            cluster is None and measures and MIN_MEASURED_HOSTS <= self._hosts <= MAX_MEASURED_HOSTS
+        )
         self._programs: dict[tuple[int, int], RankProgram] = {}
         self._engine: Engine | None = None
         self._last: Future[None] | None = None  # the all-reduce that was started last
@@ -267,16 +303,17 @@ class AllReducer:
         return self._engine
 
     def _measure(self, engine: Engine) -> None:
-        """Measure the links between the ranks. All of them come here at the same all-reduce."""
+        """Measure the links between the ranks, which all come here at the same all-reduce."""
         if self._last is not None:
             engine.wait([self._last])
-        namespace = self._world.namespace("survey")
-        cluster = quick_survey(namespace, self._abort_flag, None)
+        cluster = quick_survey(self._world.namespace("survey"), self._abort_flag, None)
         self.group, self._measures = Group.everybody(cluster), False
         self._programs.clear()
         if self._rank == 0:
-            racks = counted(len(cluster.racks), "rack")
-            log.info("measured the links: %s of %s", racks, counted(len(cluster.hosts), "host"))
+            hosts, racks = counted(self._hosts, "host"), counted(len(cluster.racks), "rack")
+            log.info("measured the links of %s in %s", hosts, racks)
+            if self._survey_file is not None:
+                self._survey_file.write_text(format_cluster(cluster))
 
     def _program(self, elements: int, itemsize: int) -> RankProgram:
         """The moves of this rank in an all-reduce of this size, which are checked once."""
@@ -392,17 +429,10 @@ def _options(given: Any) -> tuple[Plan, Cluster | None]:
             f"the backend thalweg can't run {plan}: an all-reduce alone carries exact plans",
             f'use thalweg.attach(model, optimizer, plan="{plan}")',
         )
-    cluster = named.get("cluster") or os.environ.get(CLUSTER_VARIABLE)
+    cluster = named.get("cluster")
     if cluster is not None and not isinstance(cluster, Cluster):
         cluster = read_cluster(Path(cluster))
     return plan, cluster
-
-
-def _hosts_of_all(store: Any, rank: int, size: int) -> list[str]:
-    """The host of each rank; all ranks come here together."""
-    own = host_description()
-    store.set(f"host/{rank}", json.dumps([own[key] for key in ("name", "machine", "stack")]))
-    return host_names(store.get(f"host/{other}").decode() for other in range(size))
 
 
 def _refuse_unprotected(store: Any) -> None:
