@@ -204,7 +204,8 @@ def awaits(rank: int, *, at: int) -> Act:
             return
         over = True
         if run.rank == 0 or not is_relayed(run.plan):
-            board.wait(lambda: _is_wanted(run) or board.steps[rank] >= at)
+            is_back = run.members.epoch > 1 and rank in run.members  # before this step already
+            board.wait(lambda: is_back or _is_wanted(run) or board.steps[rank] >= at)
 
     return act
 

@@ -413,6 +413,12 @@ def test_data_without_batch() -> None:
     ("arguments", "problem"),
     [
         ({"plan": 3}, "plan=3 is no plan, or text of one"),
+        (
+            {"model": [nn.Linear(1, 1)]},
+            "model=[Linear(in_features=1,",
+        ),
+        ({"model": nn.Linear(1, 1, device="meta")}, "weight has no values, as it is on the meta"),
+        ({"data": {"x": DATA}, "batch": 4}, "data= is dict, and samples are loaded by their index"),
         ({"data": DATA, "batch": 2.5}, "batch=2.5 is no whole number of samples"),
         ({"data": DATA, "batch": True}, "batch=True is no whole number of samples"),
         ({"data": iter(()), "batch": 4}, "data= is tuple_iterator, and samples are loaded by"),
@@ -428,8 +434,9 @@ def test_data_without_batch() -> None:
 )
 def test_an_argument_of_another_kind(arguments: dict[str, Any], problem: str) -> None:
     model, optimizer = line()
+    given = {"model": model, "optimizer": optimizer, **arguments}
     with pytest.raises(UsageError, match=re.escape(problem)):
-        attach(model, optimizer, **arguments)
+        attach(**given)
 
 
 def test_a_layer_without_a_shape() -> None:

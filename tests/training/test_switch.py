@@ -123,6 +123,28 @@ def test_a_part_that_is_frozen_while_the_plan_changes(sync: str, in_one_crew: In
     assert one_value(results, "prints")
 
 
+def test_a_model_that_is_frozen_for_a_forward() -> None:
+    """As a discriminator is while the generator trains through it."""
+
+    def work(rank: int) -> dict[str, Any]:
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with attach(model, optimizer, timeout=TIMEOUT) as run:
+            for step in range(12):
+                torch.manual_seed(100 * step + rank)
+                model.requires_grad_(False)
+                model(torch.randn(3, 4))
+                model.requires_grad_(True)
+                optimizer.zero_grad()
+                model(torch.randn(3, 4)).square().mean().backward()
+                optimizer.step()
+            return {"prints": fingerprint(model), "steps": run.step}
+
+    results = on_ranks(2, work)
+    assert one_value(results, "prints")
+    assert one_value(results, "steps") == 12
+
+
 def test_ddp_takes_over_no_part_that_is_frozen() -> None:
     def work() -> None:
         model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 1))

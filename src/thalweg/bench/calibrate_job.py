@@ -31,6 +31,7 @@ from thalweg.plan import Choice
 from thalweg.probing.calibration import Progress, calibrate
 from thalweg.training import Run, attach
 from thalweg.training.auto.profile import Profile, ProfileResult, merged
+from thalweg.training.factory import trainable
 from thalweg.workloads import Job, describe
 
 UNSYNCHRONIZED_PLAN = "local_sgd(every=1000000)"
@@ -127,7 +128,7 @@ def _profile(job: Job, steps: int, injection: SimulatedCompute | None) -> Profil
     optimizer = job.optimizer(p for p in model.parameters() if p.requires_grad)
     run = attach(model, optimizer, plan=UNSYNCHRONIZED_PLAN, data=job.data, batch=job.batch)
     try:
-        with closing(Profile(model, optimizer)) as profile:
+        with closing(Profile(trainable(model), optimizer)) as profile:
             sleeper = None if injection is None else ComputeSleeper(injection, run.rank, model)
             epochs = run.epochs(sys.maxsize)
             for batch in (batch for epoch in epochs for batch in run.batches(epoch)):

@@ -10,6 +10,7 @@ from dataclasses import replace
 from hashlib import blake2b
 from numbers import Integral, Real
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -43,8 +44,10 @@ from thalweg.training.shutdown import Shutdown, errors_in_one_line, show_log_lin
 from thalweg.training.snapshot import Stateful
 from thalweg.transports.wrapping import wrapped
 
+SHOWN_VALUE_CHARACTERS = 60  # of an argument that is refused
 OPTIMIZER_NAMESPACE = "optimizer"  # in the store: the check of one that is set after attach()
 ARGUMENTS: Mapping[str, tuple[Any, str]] = {  # of attach(): the types, and their description
+    "model": (nn.Module, "torch module"),
     "plan": (str | Plan | None, "plan, or text of one"),
     "sync": (str | Plan | None, "plan, or text of one"),
     "batch": (Integral | None, "whole number of samples"),
@@ -115,7 +118,8 @@ def attach(
     for name, (kinds, wanted) in ARGUMENTS.items():
         value = given[name]
         if not isinstance(value, kinds) or isinstance(value, bool):
-            raise UsageError(f"{name}={value!r} is no {wanted}", "see help(thalweg.attach)")
+            shown = shorten(repr(value), SHOWN_VALUE_CHARACTERS, placeholder=" ...")
+            raise UsageError(f"{name}={shown} is no {wanted}", "see help(thalweg.attach)")
     _refuse_what_is_incomplete(model, data, state)
     seconds = Duration.parse(timeout).seconds if isinstance(timeout, str) else float(timeout)
     if not seconds > 0:
@@ -323,11 +327,12 @@ def _refuse_what_is_incomplete(
 ) -> None:
     """Raise UsageError for data, state objects or a model that can't be used as they are."""
     is_map = all(hasattr(data, method) for method in ("__getitem__", "__len__"))
-    if data is not None and (not is_map or isinstance(data, IterableDataset)):
+    holds_columns = isinstance(data, str | bytes | Mapping | tuple)
+    if data is not None and (not is_map or holds_columns or isinstance(data, IterableDataset)):
         raise UsageError(
             f"data= is {type(data).__name__}, and samples are loaded by their index",
-            "give the dataset itself, which has a length; or leave out data= and batch=, and use "
-            "your own loader",
+            "give the dataset itself, which has a length, such as TensorDataset(x, y); or leave "
+            "out data= and batch=, and use your own loader",
         )
     for part in state:
         if not all(callable(getattr(part, m, None)) for m in ("state_dict", "load_state_dict")):
@@ -340,6 +345,11 @@ def _refuse_what_is_incomplete(
             raise UsageError(
                 f"{name} has no shape yet, as its layer is lazy",
                 "run the model once, with the same input on all ranks, before attach()",
+            )
+        if tensor.is_meta:
+            raise UsageError(
+                f"{name} has no values, as it is on the meta device",
+                "call model.to_empty(device=...) and initialise it before attach()",
             )
 
 

@@ -25,7 +25,6 @@ from thalweg.observe.monitor import REPLICA_CHECK_PERIOD_STEPS
 from thalweg.training.backward_hooks import Hook
 from thalweg.training.coded_model_check import warn_of_what_differs
 from thalweg.training.events import Events
-from thalweg.training.factory import trainable
 from thalweg.training.finite import ReportedNames, not_finite
 from thalweg.training.lifecycle import RankSession, inner
 from thalweg.training.optimizer_state import statistics_of
@@ -307,11 +306,11 @@ class StepHooks:
         """Look at intervals for parameters that no plan averages: replicas would differ."""
         if self._session.step % TRAINABLE_CHECK_PERIOD_STEPS:
             return
-        for name, parameter in trainable(self._session.model).items():
-            if id(parameter) not in self._session.averaged:
+        for name, parameter in self._session.model.named_parameters():
+            if parameter.requires_grad and id(parameter) not in self._session.averaged:
                 raise RunError(
                     f"parameter {name} was added or unfrozen after attach(), so it isn't averaged",
-                    "call attach() when the model is complete",
+                    "call attach() when the model is complete and trainable; freeze parts after it",
                 )
 
     def _refuse_forward_without_optimizer(self) -> None:

@@ -47,7 +47,7 @@ def test_a_step_is_taken_apart() -> None:
     model = Sleepy()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     took = []
-    with closing(Profile(model, optimizer)) as profile:
+    with closing(Profile(dict(model.named_parameters()), optimizer)) as profile:
         for _ in range(4):
             began = perf_counter()
             model(torch.ones(2, 4)).sum().backward()
@@ -77,7 +77,7 @@ def test_a_step_is_taken_apart() -> None:
 def test_the_last_of_several_backwards_counts() -> None:
     model = nn.Linear(4, 1, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with closing(Profile(model, optimizer)) as profile:
+    with closing(Profile(dict(model.named_parameters()), optimizer)) as profile:
         for _ in range(2):
             for _ in range(3):
                 sleep(0.01)

@@ -41,7 +41,7 @@ class RunCalibrator:
     def start_profile(self) -> None:
         """Profile the compute time of steps from this one to the next calibration."""
         self.close()
-        self._profile = Profile(self._session.model, self._session.optimizer)
+        self._profile = Profile(self._session.trained, self._session.optimizer)
 
     def close(self) -> None:
         if self._profile is not None:

@@ -14,7 +14,7 @@ step. Each worker uses its own clock only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import isnan, nan, sqrt
@@ -38,7 +38,6 @@ from thalweg.facts import (
 )
 from thalweg.training.backward_hooks import Hook, after_gradient
 from thalweg.training.buckets import DTYPES
-from thalweg.training.factory import trainable
 
 STRAGGLER_DEVIATIONS, STRAGGLER_STEP_FRACTION = 5.0, 0.2  # a straggler exceeds both
 EQUAL_HOSTS_DEVIATIONS = 3.0  # within which hosts straggle equally often
@@ -57,16 +56,19 @@ class _ProfiledStep:
 
 
 class Profile:
-    """Times the steps of a model and its optimizer until it is closed."""
+    """Times the steps of these parameters and their optimizer until it is closed."""
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        self._parameters = dict(trainable(model))
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer
+    ) -> None:
+        self._parameters = parameters
         self._steps: list[_ProfiledStep] = []
         self._now = _ProfiledStep(nan)  # the beginning of the first is unknown
         self._hooks: list[Any] = [
             *(
                 after_gradient(p, partial(self._ready, name))
-                for name, p in self._parameters.items()
+                for name, p in parameters.items()
+                if p.requires_grad  # a frozen one takes no hook
             ),
             optimizer.register_step_pre_hook(Hook(lambda *_: self._optimizes())),
             optimizer.register_step_post_hook(Hook(lambda *_: self._ends())),

@@ -114,9 +114,9 @@ class DataPosition:
             )
         if self._skipped:
             raise RunError(
-                "a batch was skipped on this rank only: under this plan the step number identifies "
-                "the batch",
-                "call backward on every batch, or use another plan",
+                "a batch had no backward on this rank, and under this plan the step number "
+                "identifies the batch",
+                "call backward on every batch, with something to train, or use another plan",
             )
 
     @property

@@ -137,7 +137,8 @@ class TreeExchange(Exchange):
         if self._finished_step == self._context.clock.step:
             raise RunError(
                 "two backwards in one step: a code would add the sums of the first again",
-                "wrap all but the last in run.no_sync(), and don't use reentrant checkpoints",
+                "step after each backward, or wrap all but the last in run.no_sync(); for an "
+                "optimizer that evaluates several times, such as LBFGS, use another plan",
             )
         self._context.data_position.refuse_other_batch()
 

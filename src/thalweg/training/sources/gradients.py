@@ -26,7 +26,7 @@ from thalweg.compress import arrange
 from thalweg.errors import Interrupted, RunError, StoreLost
 from thalweg.facts import Size
 from thalweg.training.backward_hooks import after_backward
-from thalweg.training.buckets import Arrange, FlatBucket, Layout, scaled_into
+from thalweg.training.buckets import DTYPES, Arrange, FlatBucket, Layout, scaled_into
 from thalweg.training.exchanges.exchange import Exchange
 from thalweg.training.finite import is_finite, not_finite
 from thalweg.training.plan_context import PlanContext
@@ -205,7 +205,7 @@ def layout_of(
     parameters: Mapping[str, nn.Parameter], limit: Size, arranged: Arrange = arrange
 ) -> Layout:
     """The parameters' buckets, with the flags first in the model and so last in backward."""
-    first = next(iter(parameters.values()))
-    flags = torch.empty(len(parameters) + 1, dtype=first.dtype)
+    dtypes = (p.dtype for p in parameters.values() if p.dtype in DTYPES)  # others are refused below
+    flags = torch.empty(len(parameters) + 1, dtype=next(dtypes, None))
     tensors: dict[str, torch.Tensor] = {PARTICIPATION_FLAGS: flags, **parameters}
     return Layout.of(tensors, limit, arranged)
