@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -114,11 +114,6 @@ def test_ddp(size: int, tmp_path: Path) -> None:
     assert results[0]["count"] >= STEPS
 
 
-def power(ddp: DistributedDataParallel) -> None:
-    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
-    ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-
-
 def halved(ddp: DistributedDataParallel) -> None:
     ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
 
@@ -128,14 +123,21 @@ def test_a_hook_of_ddp(tmp_path: Path) -> None:
     assert one_value(results, "thalweg") == one_value(results, "gloo")
 
 
-def test_a_hook_that_reduces_again_in_a_callback(tmp_path: Path) -> None:
-    """Several buckets at once, which Gloo's two threads can't do: each waits in a callback."""
+def test_a_callback_that_reduces_again_is_refused(tmp_path: Path) -> None:
+    """It would come at another moment on each rank, and its number be another all-reduce's."""
 
     def work(rank: int) -> dict[str, Any]:
         with group(tmp_path, rank, 2, "thalweg"):
-            return {"print": train(rank, power)}
+            first = dist.all_reduce(torch.ones(1 << 22), async_op=True).get_future()
+            again = first.then(lambda _: dist.all_reduce(torch.ones(3)))
+            try:
+                again.wait()
+            except RuntimeError as error:
+                return {"text": str(error)}
+            return {"text": ""}
 
-    assert one_value(on_ranks(2, work), "print")
+    for result in on_ranks(2, work):
+        assert "issued by a callback" in result["text"]
 
 
 def test_groups_are_issued_in_any_order(tmp_path: Path) -> None:

@@ -12,9 +12,8 @@ plan is `auto(allow=exact)` by default: before the first large all-reduce the ra
 links for a few seconds, and each all-reduce takes the schedule that suits its size (`tuned`). A
 program is compiled and checked once for each size.
 
-The numbers of rounds are equal on all ranks because they issue the all-reduces of a group in the
-same order. One that the callback of another issues, as PowerSGD's hook does, is numbered after that
-one: callbacks of several buckets may run in any order.
+The rounds are numbered alike on all ranks because they issue the all-reduces of a group in the same
+order. A callback of a future would issue its own at any moment, so there they are refused.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ FORWARDED = (  # calls that torch makes from C++ on a group in Python; all other
 AUTO_PLAN = "tuned"  # of `auto`
 log = logging.getLogger("thalweg")
 _open: WeakSet[AllReducer] = WeakSet()
-_inside = local()  # `work`: the all-reduce whose callback this thread runs
+_thread = local()  # `runs_callbacks`: True in the threads that complete futures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,26 +227,32 @@ class AllReducer:
 
     def start(self, tensor: torch.Tensor, *, average: bool) -> AllReduceWork:
         """Start the all-reduce of a tensor, in place."""
+        if getattr(_thread, "runs_callbacks", False):
+            raise UsageError(
+                "an all-reduce was issued by a callback of another's future, at another moment on "
+                "each rank",
+                'issue it in the script; for PowerSGD use thalweg.attach(plan="ring+powersgd")',
+            )
         own = tensor.detach()
         flat = own.contiguous().view(-1)
         with self._lock:
             engine = self._opened()
             if self._measures and tensor.nbytes >= MEASURED_FROM.nbytes:
                 self._measure(engine)
-            number = self._next_number()
+            self.count += 1
             vector = as_array(flat)
             task = Task(
                 program=self._program(len(vector), vector.itemsize),
                 vector=vector,
-                step=number[0],
-                round_number=number[1],
+                step=self.count,
+                round_number=0,
                 arithmetic=arithmetic_of(flat.dtype),
             )
             divisor = self._size if average else 1
             is_copy = flat.data_ptr() != own.data_ptr()
             chain = _with_result(task, flat, divisor, own) if average or is_copy else task
             self._last = engine.submit(chain)
-            return AllReduceWork(self, number, tensor, self._last)
+            return AllReduceWork(self, self.count, tensor, self._last)
 
     def wait(self, work: AllReduceWork) -> None:
         """Wait for an all-reduce; RunError names it if it has failed."""
@@ -257,12 +262,12 @@ class AllReducer:
         except ThalwegError as error:
             raise work.failure(error) from error
 
-    def complete(self, complete: Callable[[], None]) -> None:
-        """Call this in a thread that may wait for other all-reduces."""
+    def when_over(self, call: Callable[[], None]) -> None:
+        """Call this in the thread of the callbacks, in the order of these calls."""
         try:
-            self._completions.submit(complete)
+            self._callbacks.submit(call)
         except RuntimeError:  # the group is closed
-            complete()
+            call()
 
     def close(self) -> None:
         """Close the connections, if this process has opened them. The other ranks learn of an
@@ -275,16 +280,7 @@ class AllReducer:
                 f"rank {self._rank} ended while all-reduce {self.count} was under way"
             )
         self._engine.close()
-        self._completions.shutdown(wait=False)
-
-    def _next_number(self) -> tuple[int, int]:
-        """The number of this all-reduce; a callback's are counted after the one that calls it."""
-        outer: AllReduceWork | None = getattr(_inside, "work", None)
-        if outer is not None and outer.reducer is self:
-            outer.nested += 1
-            return outer.number[0], outer.nested
-        self.count += 1
-        return self.count, 0
+        self._callbacks.shutdown(wait=False)
 
     def _opened(self) -> Engine:
         """The engine, which the group's first all-reduce opens. No rank waits for another here, as
@@ -295,7 +291,7 @@ class AllReducer:
             self._process = os.getpid()
             self._world = World.of(self._store, self._rank, self._size, timeout=self._timeout)
             self._abort_flag = self._world.abort_flag()
-            self._completions = ThreadPoolExecutor(thread_name_prefix="thalweg-completion")
+            self._callbacks = ThreadPoolExecutor(1, "thalweg-callbacks", _run_callbacks)
             self._engine = Engine(self._world.transport(), self._abort_flag, self._timeout)
             _open.add(self)
             if self._rank == 0:
@@ -346,45 +342,41 @@ class AllReduceWork(dist.Work):
     def __init__(
         self,
         reducer: AllReducer,
-        number: tuple[int, int],
+        number: int,
         tensor: torch.Tensor,
         sent: Future[None],
     ) -> None:
         super().__init__()
-        self.reducer = reducer
-        self.number = number
-        self.nested = number[1]  # number of the last that a callback of this one has issued
         self.sent = sent
+        self._reducer = reducer
+        self._number = number
         self._tensor = tensor
 
     def failure(self, error: BaseException) -> RunError:
         """The error with the name of this all-reduce."""
         kind = str(self._tensor.dtype).removeprefix("torch.")
-        what = f"all-reduce {self.number[0]} of {self._tensor.numel()} x {kind} failed"
+        what = f"all-reduce {self._number} of {self._tensor.numel()} x {kind} failed"
         if isinstance(error, ThalwegError):
             return RunError(f"{what}: {error.problem}", error.remedy or SEE_OUTPUT_REMEDY)
         return RunError(f"{what}: {type(error).__name__}: {error}", SEE_OUTPUT_REMEDY)
 
     def wait(self, timeout: Any = None) -> bool:
         """Wait for the result. Rounds have a deadline, the timeout of the group."""
-        self.reducer.wait(self)
+        self._reducer.wait(self)
         return True
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """A future of the tensors. Its callbacks run in a thread of their own, as they may
-        all-reduce and wait for that."""
+        """A future of the tensors, for DDP and its hooks."""
         found: torch.futures.Future[Any] = torch.futures.Future()
 
         def complete() -> None:
-            _inside.work = self
-            error = self.sent.exception()
+            error = self.sent.exception()  # waits for the end
             if error is None:
                 found.set_result([self._tensor])
             else:
                 found.set_exception(self.failure(error))
-            _inside.work = None
 
-        self.sent.add_done_callback(lambda _: self.reducer.complete(complete))
+        self._reducer.when_over(complete)
         return found.then(lambda done: done.value())  # which raises the error, if it is one
 
     def is_completed(self) -> bool:
@@ -398,6 +390,10 @@ class AllReduceWork(dist.Work):
 
     def result(self) -> list[torch.Tensor]:
         return [self._tensor]
+
+
+def _run_callbacks() -> None:
+    _thread.runs_callbacks = True
 
 
 def _with_result(
