@@ -16,6 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -112,6 +114,28 @@ def test_ddp(size: int, tmp_path: Path) -> None:
         assert one_value(results, "thalweg") == one_value(results, "gloo")
     assert one_value(results, "thalweg")
     assert results[0]["count"] >= STEPS
+
+
+@pytest.mark.parametrize("shape", [(2, 2), (4,)], ids=["replicas of shards", "shards alone"])
+def test_sharded_models(shape: tuple[int, ...], tmp_path: Path) -> None:
+    """With two replicas each sum has two terms, so that results are equal to the last bit."""
+
+    def work(rank: int) -> str:
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicas", "shards")[-len(shape) :])
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+        for layer in (model[0], model[2], model):
+            fully_shard(layer, mesh=mesh)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        for step in range(STEPS):
+            generator = torch.Generator().manual_seed(100 * step + rank)
+            optimizer.zero_grad()
+            model(torch.randn(8, 16, generator=generator)).square().mean().backward()
+            optimizer.step()
+        return str([p.full_tensor().tolist() for p in model.parameters()])  # type: ignore[attr-defined]
+
+    results = by_both(tmp_path, 4, work)
+    assert one_value(results, "thalweg") == results[0]["gloo"]
 
 
 def halved(ddp: DistributedDataParallel) -> None:
