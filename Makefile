@@ -8,7 +8,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/pytest -n 3 --no-loadscope-reorder
 
-.PHONY: setup demo test test-all lint browser bench-against clean
+TRAINERS := .venv-trainers
+WITH_TRAINERS := $(TRAINERS)/.installed
+
+.PHONY: setup demo test test-all test-trainers lint browser bench-against clean
 
 setup: $(STAMP)
 
@@ -16,6 +19,11 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $(STAMP)
+
+$(WITH_TRAINERS): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(TRAINERS)
+	$(TRAINERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,trainers]'
+	touch $(WITH_TRAINERS)
 
 demo: setup
 	$(BIN)/thalweg demo
@@ -36,9 +44,13 @@ test: lint browser
 test-all: lint browser
 	$(PYTEST) -m "not slow" --hypothesis-profile thorough
 	$(BIN)/pytest -m slow --hypothesis-profile thorough
+	$(MAKE) test-trainers
+
+test-trainers: $(WITH_TRAINERS)
+	$(TRAINERS)/bin/pytest tests/trainers
 
 bench-against: setup
 	scripts/bench-against $(REV)
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(TRAINERS) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
