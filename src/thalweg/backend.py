@@ -62,7 +62,7 @@ MIN_MEASURED_HOSTS = 3  # among fewer there is no choice to make
 MAX_MEASURED_HOSTS = 24  # measuring more takes too long: describe the cluster
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 PROGRAM_CACHE_ENTRIES = 1024
-EXIT_GRACE_SECONDS = 0.1  # Gloo's threads abort a process that ends while they still run
+EXIT_GRACE_SECONDS = 0.2  # Gloo's threads abort a process that ends while they still run
 FORWARDED = (  # calls that torch makes from C++ on a group in Python; all others are Gloo's too
     *("allgather", "allgather_coalesced", "allgather_into_tensor_coalesced", "alltoall"),
     *("all_gather_single", "all_gather_single_coalesced", "all_to_all_single", "alltoall_base"),
@@ -463,5 +463,5 @@ def _close_all() -> None:
     for reducer in list(_open):
         with suppress(ThalwegError):
             reducer.close()
-    if dist.is_initialized():
+    if _jobs:
         sleep(EXIT_GRACE_SECONDS)
