@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
 EXAMPLES = Path(__file__).parent.parent.parent / "examples" / "trainers"
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node=2")
 TRAINERS = {"accelerate": TORCHRUN, "lightning": (), "ray": (), "transformers": TORCHRUN}
