@@ -186,6 +186,20 @@ def test_groups_are_issued_in_any_order(tmp_path: Path) -> None:
     assert two["sums"] == {"2": [500.0]}
 
 
+def test_a_group_beside_one_of_gloo(tmp_path: Path) -> None:
+    def work(rank: int) -> dict[str, Any]:
+        with group(tmp_path, rank, 3, "gloo"):
+            part = dist.new_group([0, 2], backend="thalweg")
+            tensor = torch.ones(5) * (rank + 1)
+            if rank != 1:
+                dist.all_reduce(tensor, group=part)
+                assert reducer(part).count == 1
+            dist.all_reduce(tensor)
+            return {"sum": tensor[0].item()}
+
+    assert one_value(on_ranks(3, work), "sum") == 4 + 2 + 4
+
+
 def test_a_second_group_in_one_process(tmp_path: Path) -> None:
     def work(rank: int) -> dict[str, Any]:
         sums = []

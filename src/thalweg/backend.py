@@ -79,16 +79,16 @@ _thread = local()  # `runs_callbacks`: True in the threads that complete futures
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
-    """The facts that all groups of a job share: the host of each rank, and the cluster in the file
-    that THALWEG_CLUSTER names on rank 0. If there is no such file, it is written there."""
+    """The facts that groups share: the host of each rank, and the cluster in the file that
+    THALWEG_CLUSTER names on the first rank. If there is no such file, it is written there."""
 
-    hosts: Sequence[str]
+    hosts: Mapping[int, str]
     cluster: Cluster | None
     survey_file: Path | None
 
     @classmethod
-    def of(cls, store: Any, rank: int, size: int) -> _Job:
-        """The job of all ranks, which come here together."""
+    def of(cls, store: Any, rank: int, members: Sequence[int]) -> _Job:
+        """The job of these members, which come here together; `rank` is a place among them."""
         named, file, text = os.environ.get(CLUSTER_VARIABLE), None, ""
         if named and rank == 0:
             file = Path(named)
@@ -97,12 +97,16 @@ class _Job:
         store.set(f"host/{rank}", json.dumps([own[key] for key in ("name", "machine", "stack")]))
         if rank == 0:
             store.set("cluster", text)
-        hosts = host_names(store.get(f"host/{other}").decode() for other in range(size))
+        names = host_names(store.get(f"host/{place}").decode() for place in range(len(members)))
         text = store.get("cluster").decode()
-        return cls(hosts=hosts, cluster=parse_cluster(text) if text else None, survey_file=file)
+        return cls(
+            hosts=dict(zip(members, names, strict=True)),
+            cluster=parse_cluster(text) if text else None,
+            survey_file=file,
+        )
 
 
-_jobs: list[_Job] = []  # the one that this process takes part in, if any
+_jobs: list[_Job] = []  # the one that this process takes part in, if its own group is Thalweg's
 
 
 class ThalwegProcessGroup(dist.ProcessGroup):
@@ -123,21 +127,22 @@ class ThalwegProcessGroup(dist.ProcessGroup):
         for group in (self, self._inner):
             group._register_backend(torch.device("cpu"), kind, self._gloo)
             group._set_default_backend(kind)
-        ranks = tuple(options.global_ranks_in_group)
-        is_whole = not ranks  # the job's own group, which torch makes first
+        members = tuple(options.global_ranks_in_group)
+        self._is_whole = is_whole = not members  # the job's own group, which torch makes first
         if is_whole:
             show_log_lines()
-            _jobs[:] = [_Job.of(store, rank, size)]
-            ranks = tuple(range(size))
-        [job] = _jobs
+            members = tuple(range(size))
+            _jobs[:] = [_Job.of(store, rank, members)]
+        # Beside a group of another backend this group is a job of its own.
+        job = _jobs[0] if _jobs else _Job.of(store, rank, members)
         cluster = cluster or job.cluster
         self._reducer = AllReducer(
             PrefixStore("thalweg", store),
             rank,
-            [job.hosts[rank] for rank in ranks],
+            [job.hosts[member] for member in members],
             options.timeout.total_seconds(),
             plan=plan,
-            cluster=cluster and _part_of(cluster, ranks),
+            cluster=cluster and _part_of(cluster, members),
             measures=is_whole and is_auto(plan),
             survey_file=job.survey_file,
         )
@@ -155,6 +160,8 @@ class ThalwegProcessGroup(dist.ProcessGroup):
         return self._inner.allreduce(tensors, options)
 
     def shutdown(self) -> None:
+        if self._is_whole:
+            _jobs.clear()
         self._reducer.close()
         self._gloo.shutdown()
 
@@ -463,5 +470,4 @@ def _close_all() -> None:
     for reducer in list(_open):
         with suppress(ThalwegError):
             reducer.close()
-    if _jobs:
-        sleep(EXIT_GRACE_SECONDS)
+    sleep(EXIT_GRACE_SECONDS)
