@@ -36,3 +36,25 @@ def test_batches_are_left_out_over_epochs(skipped: int, position: BatchIndex) ->
                 assert data_position.position == position
     rest = 5 * 4 - 2 - skipped
     assert len(taken) == 2 + rest
+
+
+@pytest.mark.parametrize("skipped", [1, 2, 3])
+def test_a_safe_point_may_skip_the_rest_of_an_epoch(skipped: int) -> None:
+    """A rank that was absent learns there of the steps that the others took."""
+    sampler = BatchSampler(samples=8, batch=2, size=1, seed=0)
+    data_position = DataPosition(
+        RankLoader(data=TensorDataset(torch.zeros(8)), sampler=sampler, loader={}, rank=0)
+    )
+    taken: list[BatchIndex] = []
+
+    def safe_point() -> None:
+        if len(taken) == 2:
+            data_position.skip(skipped)
+            taken.append(data_position.position)
+
+    for epoch in data_position.epochs(3):
+        for _ in data_position.batches(epoch, safe_point, lambda: lambda number: False):
+            data_position.stepped()
+            taken.append(data_position.position)
+    assert len(taken) == 3 * 4 - skipped + 1
+    assert taken[-1] == BatchIndex(epoch=2, batch=4)

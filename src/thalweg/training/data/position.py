@@ -159,6 +159,8 @@ class DataPosition:
             safe_point()
             if self.stopping or self._reached.epoch != epoch:
                 break
+            if self._reached.batch >= len(self.rank_loader.sampler):
+                continue  # the safe point has skipped the rest of the epoch
             if (
                 source is not self.rank_loader or self._reached != expected
             ):  # a new plan or position
