@@ -4,8 +4,8 @@ Torch loads this module when it is imported (the entry point group `torch.backen
 nothing else: what the backend needs is imported when a process group is made.
 """
 
+import logging
 import sys
-import warnings
 from typing import Any
 
 BACKEND_NAME = "thalweg"
@@ -18,7 +18,7 @@ def register() -> None:
         if BACKEND_NAME not in backend.backend_list:
             backend.register_backend(BACKEND_NAME, _create, extended_api=True, devices=["cpu"])
     except Exception as error:  # a torch without distributed, for instance
-        warnings.warn(f"the backend thalweg is not registered: {error}", stacklevel=2)
+        logging.getLogger("thalweg").warning("the backend thalweg is not registered: %s", error)
 
 
 def _create(options: Any, given: Any) -> Any:

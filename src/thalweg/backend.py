@@ -8,9 +8,9 @@ group of Gloo stands behind each of ours.
                                              └── the rest ────> Gloo
 
 A group opens its connections with its first all-reduce, in which all of its ranks take part. The
-plan is `auto(allow=exact)` by default: before the first large all-reduce the ranks measure their
-links for a few seconds, and each all-reduce takes the schedule that suits its size (`tuned`). A
-program is compiled and checked once for each size.
+plan is `auto(allow=exact)` by default: before the first large all-reduce the ranks of the job
+measure their links, and each all-reduce takes the schedule that suits its size (`tuned`). A program
+is compiled and checked once for each size.
 
 The rounds are numbered alike on all ranks because they issue the all-reduces of a group in the same
 order. A callback of a future would issue its own at any moment, so there they are refused.
@@ -316,7 +316,10 @@ class AllReducer:
             hosts, racks = counted(self._hosts, "host"), counted(len(cluster.racks), "rack")
             log.info("measured the links of %s in %s", hosts, racks)
             if self._survey_file is not None:
-                self._survey_file.write_text(format_cluster(cluster))
+                try:
+                    self._survey_file.write_text(format_cluster(cluster))
+                except OSError as error:
+                    log.warning("can't write %s: %s", self._survey_file, error.strerror)
 
     def _program(self, elements: int, itemsize: int) -> RankProgram:
         """The moves of this rank in an all-reduce of this size, which are checked once."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import replace
 from hashlib import blake2b
 from numbers import Integral, Real
 from pathlib import Path
 from textwrap import shorten
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -378,7 +378,7 @@ def _make_loader(
     if data is None or batch is None:
         return None
     sampler = BatchSampler(
-        samples=len(data),  # type: ignore[arg-type]
+        samples=len(cast(Sized, data)),
         batch=batch,
         size=world.size,
         seed=seed,
